@@ -4,10 +4,47 @@ The argument is the style of the decoder, `llama` (default) or `gpt2`.
 
   resjax train --config=base:gpt2 --config.train.steps=1000
 
-This file and its neighbours hold data only, and import no JAX.
+The options of a residual system are the arguments of its class, with the same defaults:
+config.model.residual.NAME. This file and its neighbours hold data only, and import no JAX.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from ml_collections import ConfigDict
+
+
+class _AnySection(type):
+  """The kind of sections that any other one may take the place of, see `Residual`."""
+
+  def __instancecheck__(cls, instance: Any) -> bool:
+    return isinstance(instance, ConfigDict)  # what ConfigDict asks of a value that replaces one
+
+
+class Residual(ConfigDict, metaclass=_AnySection):
+  """The name of the residual system, and options of systems, each under its name.
+
+  The options of a system that a config says nothing of are made of its class when they are asked
+  for, which imports JAX.
+  """
+
+  def __getitem__(self, key: str) -> Any:
+    if key.isidentifier() and key not in self and not key.startswith("_"):
+      from resjax import config_tree
+
+      try:
+        config_tree.add_section(self, key)
+      except ValueError as error:
+        raise KeyError(str(error)) from None
+    return super().__getitem__(key)
+
+  def update_from_flattened_dict(self, flattened_dict: Mapping, strip_prefix: str = "") -> None:
+    """As that of `ConfigDict`, which asks for a section by `in` first."""
+    for name in flattened_dict:
+      section, *keys = name.removeprefix(strip_prefix).split(".")
+      if name.startswith(strip_prefix) and keys:
+        self.get(section)
+    super().update_from_flattened_dict(flattened_dict, strip_prefix)
 
 
 def get_config(style: str = "llama") -> ConfigDict:
@@ -26,6 +63,7 @@ def get_config(style: str = "llama") -> ConfigDict:
       "sharding": sharding(),
     }
   )
+  config.model.residual = Residual(config.model.residual)
   styles = {"gpt2": gpt2_style, "llama": llama_style}
   if style not in styles:
     raise ValueError(f"style {style!r} is not known; choose one of {sorted(styles)}")
@@ -78,7 +116,7 @@ def model() -> dict:
     "remat": "full",  # none | full | dots: what a layer recomputes in the reverse pass
     "depth": "scan",  # scan (the combinator's strategy) | loop (plain Python loop)
     "mup": mup(),
-    "residual": residual(),
+    "residual": {"name": "standard"},  # and the options of systems, see `Residual`
   }
 
 
@@ -124,38 +162,6 @@ def short_swa() -> dict:
   }
 
 
-def depth_scores() -> dict:
-  """How the reads of Attention Residuals weigh their sources, see `resjax.combinators.AttnRes`."""
-  return {
-    "value_norm": False,
-    "key_norm": "gain",  # gain | plain | none
-    "key_rank": 0,  # the last channels that make a key; 0: all
-    "scale": "one",  # of the logits: one | rsqrt | learned
-    "weights": "softmax",  # softmax | sigmoid | static (attn_res only)
-    "dynamic_query": False,
-    "views": "x",  # of the attention: x | qk_v | qkv
-  }
-
-
-def depth_read() -> dict:
-  """What the reads of all combinators that attend over depth have in common."""
-  return {
-    "num_heads": 1,
-    "eps": 1e-6,
-    "implementation": "auto",  # auto | names in resjax.kernels.depth_attention.IMPLEMENTATIONS
-  }
-
-
-def delta_read() -> dict:
-  """How the reads of Delta Attention Residuals are added to the stream."""
-  return {
-    "output_gate": "none",  # none | scalar | vector | alpha
-    "null_source": False,
-    "views": "x",  # x | qk_v | qkv
-    **depth_read(),
-  }
-
-
 def value_gate() -> dict:
   """The gate of value_residual=gated: v + gate(W x) · (values of the first layer), per token."""
   return {
@@ -171,159 +177,6 @@ def depth_values() -> dict:
     "stride": 0,  # 0: num_layers / 2
     "recent": 0,  # how many of the layers just before are mixed too
     "zero_init": False,  # a learned factor per layer, 0 at first, stands before the mix
-  }
-
-
-def residual() -> dict:
-  """The combinator's name, and the options of each combinator under its name."""
-  return {
-    "name": "standard",
-    **one_stream(),
-    **attention_over_depth(),
-    "deep_delta": deep_delta(),
-    **sums_of_layers(),
-    **several_streams(),
-  }
-
-
-def one_stream() -> dict:
-  """Combinators whose state is one stream, to which sites add."""
-  return {
-    "standard": {},
-    "attenuation": {
-      "layers": (-1,),
-      "alpha": 0.5,
-      "cut_sites": (),  # of attention, mlp, parallel, short_swa; (): all that the model has
-      "scope": "sublayer",  # sublayer | layer
-    },
-    "gate": {
-      "granularity": "layer",  # layer | depth_mixture | token | channel
-      "kappa": 1.0,  # of depth_mixture
-      "scope": "sublayer",  # sublayer | layer
-    },
-    "rezero": {"granularity": "layer", "pre_norm": False},
-    "layerscale": {"init_value": 0.0},  # 0: by depth
-    "highway": {"granularity": "channel", "bias_init": -2.0},  # token | channel
-    "deepnorm": {"alpha": 0.0, "eps": 1e-5},  # alpha 0: by depth
-    "x0_residual": {"init": "standard", "backout": False},  # standard | nanochat
-    "unet_skips": {"mix_embedding": False},  # True: also x0_residual, as in speedruns
-    "laurel": {"variant": "rw+lr", "rank": 4, "num_previous": 3, "normalize": "none"},
-    "gemma3n_laurel": {"rank": 0, "eps": 1e-6},  # rank 0: by width; Gemma 3n has post_norm too
-  }
-
-
-def attention_over_depth() -> dict:
-  """Combinators whose sites attend to what earlier ones wrote."""
-  return {
-    "attn_res": {
-      "window": 0,  # newest sources that are read besides the embedding; 0: all
-      **depth_scores(),
-      **depth_read(),
-    },
-    "block_attn_res": {
-      "layers_per_block": 3,
-      "rms_block": False,
-      "two_phase": "auto",  # auto | always | never
-      **depth_scores(),
-      **depth_read(),
-    },
-    "delta_attn_res": delta_read(),
-    "delta_block_attn_res": {
-      "layers_per_block": 3,
-      "two_phase": "auto",  # auto | always | never; never with null_source
-      **delta_read(),
-    },
-    "delta_ablation": {
-      # delta_additive | delta_replace | full_additive | full_replace | pre_gated | first_layer
-      "mode": "delta_additive",
-      **delta_read(),  # implementation: auto | reference
-    },
-    "depth_attention": {"window": 8, "num_heads": 4, "eps": 1e-6},  # window in layers
-  }
-
-
-def deep_delta() -> dict:
-  """Deep Delta Learning, whose state has R values for each channel."""
-  return {
-    "value_width": 4,  # R; 1: the plain width, with compressor none and no expansion
-    "compressor": "channel",  # none (R = 1) | channel | token
-    "kernel_size": 4,  # taps of the convolutions over tokens
-    "embedding_expansion": True,
-    "shared_compressor": False,  # one for all sites of a layer
-    "value": "linear",  # linear | sigmoid
-    "beta_init": 1.0,
-    "beta_hidden": 0,  # the width between two layers that give beta (released: 128); 0: one layer
-    "eps": 1e-5,
-  }
-
-
-def sums_of_layers() -> dict:
-  """Combinators whose layers read weighted sums of what earlier ones wrote."""
-  return {
-    "denseformer": {"dilation": 1, "period": 1},
-    "elc": {
-      "variant": "base",  # base | zero | normalized
-      "weighted_output": False,
-      "eps": 1e-6,
-    },
-    "deep_cross_attention": {"version": 3, "last": 0},  # 1 | 2 | 3; last 0: all earlier layers
-    "muddformer": {
-      "row_sizes": "stacked",  # stacked | faithful (model.depth=loop)
-      "pre_post_norm": False,  # normalise sources, and the mix that is then added to the stream
-      "eps": 1e-6,
-    },
-  }
-
-
-def several_streams() -> dict:
-  """Combinators whose state is R streams."""
-  return {
-    "hyper_connections": {
-      "num_streams": 4,  # R
-      "dynamic": True,
-      "tanh": True,  # bounds the dynamic part
-      "norm": "layernorm",  # layernorm | rmsnorm, of the dynamic part
-      "eps": 1e-6,
-      "implementation": "auto",  # auto | reference | mosaic_tpu
-    },
-    "mhc": {
-      "num_streams": 4,  # R
-      "sinkhorn_iterations": 20,
-      "gate_eps": 0.0,  # 1e-6: as DeepSeek-V4 and GLM-5.3
-      "init": "uniform",  # uniform | identity | home_stream | one_hot, which alone is not neutral
-      "head": "sum",  # sum | mean (GLM-5.3) | learned (DeepSeek-V4)
-      "eps": 1e-6,
-      "implementation": "auto",  # as in hyper_connections
-    },
-    "independent_hc": {  # mhc with M = I
-      "num_streams": 4,
-      "magnitude": 2.0,  # the largest weight of a write
-      "gate_eps": 1e-6,
-      "init": "identity",  # as in mhc
-      "head": "learned",  # as in mhc
-      "eps": 1e-6,
-      "implementation": "auto",
-    },
-    "mhc_lite": {  # see mhc
-      "num_streams": 4,
-      "init": "uniform",
-      "head": "sum",
-      "eps": 1e-6,
-      "implementation": "auto",
-    },
-    "gated_residual": {
-      "num_streams": 4,  # R
-      "rank": 0,  # r; 0: D / 8
-      "shared_gain": False,  # one gain for all streams of a site
-      "init": "neutral",  # neutral | published
-      "eps": 1e-6,
-      "implementation": "auto",  # auto | reference | mosaic_tpu
-    },
-    "multi_gate": {
-      "num_streams": 4,  # R
-      "gate": "competitive",  # competitive | independent
-      "eps": 1e-6,
-    },
   }
 
 

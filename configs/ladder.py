@@ -58,6 +58,7 @@ def get_config(size: str = "full") -> ConfigDict:
     c.data.tokenizer.update(vocab_size=32768, train_bytes=200_000_000)
     c.optim.learning_rate = 2e-3
     c.train.update(batch_size=64, loss_chunk=4096, eval_rows=10_240)
+  c.model.residual.block_attn_res = {}
   c.update_from_flattened_dict(_rung(c, _TUNED))
   return c
 

@@ -67,7 +67,7 @@ def get_config(argument: str = "block_attn_res") -> ConfigDict:
   c.model.update(num_layers=24, d_model=2048, num_heads=16, num_kv_heads=16, mlp_dim=5504)
   c.model.tied_embeddings = False
   c.model.residual.name = residual
-  c.model.residual.block_attn_res.layers_per_block = 3  # 8 depth blocks
+  c.model.residual.block_attn_res = {"layers_per_block": 3}  # 8 depth blocks
   c.data.seq_len = 2048
   c.data.corpora = {"web": base.corpus() | {"source": "data/text/web", "format": "parquet"}}
   c.data.tokenizer.update(vocab_size=32768, train_bytes=200_000_000)

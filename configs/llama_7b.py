@@ -39,7 +39,7 @@ def get_config(argument: str = "block_attn_res") -> ConfigDict:
   c = llama_1p3b.get_config(residual)
   c.workdir = "runs/llama_7b"
   c.model.update(num_layers=32, d_model=4096, num_heads=32, num_kv_heads=32, mlp_dim=11008)
-  c.model.residual.block_attn_res.layers_per_block = 4  # 8 depth blocks
+  c.model.residual.block_attn_res = {"layers_per_block": 4}  # 8 depth blocks
   c.data.seq_len = 4096
   c.optim.update(warmup_steps=2000)  # 8.4B tokens of warm-up
   c.train.update(steps=32_000, batch_size=1024, microbatches=2)  # × 4,194,304 tokens = 134B

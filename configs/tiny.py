@@ -16,8 +16,7 @@ def get_config() -> ConfigDict:
   c.workdir = "runs/tiny"
   c.model.update(num_layers=6, d_model=128, num_heads=4, num_kv_heads=2, mlp_dim=384)
   c.model.remat = "none"  # this size needs little memory
-  c.model.residual.name = "block_attn_res"
-  c.model.residual.block_attn_res.layers_per_block = 2
+  c.model.residual.update(name="block_attn_res", block_attn_res={"layers_per_block": 2})
   c.data.seq_len = 256
   c.data.tokenizer.update(vocab_size=4096, train_bytes=8_000_000)
   c.optim.update(learning_rate=4e-3, warmup_steps=20)

@@ -9,7 +9,8 @@ from absl import flags
 
 _LEAST, _MOST = 40, 100  # columns; documentation is written for the latter
 _SETTINGS = (
-  "  --config.KEY=VALUE\n      Another value of a setting; see configs/base.py.\n"
+  "  --config.KEY=VALUE\n      Another value of a setting; see configs/base.py. The options of a\n"
+  "      residual system are its class's: python -m pydoc resjax.combinators.Gate\n"
   "  --workdir=DIR\n      The same as --config.workdir=DIR."
 )
 # Modules whose flags several commands have -> the title of their group.

@@ -1,4 +1,4 @@
-"""What users add to a config on the command line: combinators from outside, and corpora."""
+"""What users add to a config on the command line: options of combinators, and corpora."""
 
 import sys
 from collections.abc import Sequence
@@ -36,8 +36,9 @@ def words() -> list[str]:
 class ConfigParser(config_flags.ConfigFileFlagParser):
   """Reads a config file, and adds the sections of what the command line adds to it.
 
-  These are the options of a combinator from outside, that of the command line or else of the file,
-  and corpora whose source is given. They can be set and are checked as any others.
+  These are the options of the combinator of the command line, or else of the file, those of other
+  combinators of which an option is given, and corpora whose source is given. They can be set and
+  are checked as any others.
   """
 
   def parse(self, path: str) -> ConfigDict:
@@ -46,21 +47,26 @@ class ConfigParser(config_flags.ConfigFileFlagParser):
     if dashed := [one for one in settings if one.startswith(_CORPORA) and "-" in one]:
       why = "the command line takes a - in a name for a minus; use _, or a config file"
       raise flags.Error(f"config.{dashed[0]}: {why}")
+    residual = config_tree.residual_of(config)
+    if residual is not None:
+      _add_system(residual)
     try:
+      config_tree.add_sections(config, settings)
       config_tree.add_corpora(config, settings)
     except ValueError as error:  # absl would say that --config is wrong
       raise flags.Error(str(error)) from error
-    residual = config_tree.residual_of(config)
-    if residual is None:
-      return config
-    name = (_given(_NAME) or [residual.get("name")])[-1]
-    if isinstance(name, str) and name not in residual:  # else it is a system of resjax
-      _load(_given("import"))
-      try:
-        config_tree.add_system(residual, name)
-      except ValueError as error:
-        raise flags.Error(f"{_NAME}: {error}") from error
     return config
+
+
+def _add_system(residual: ConfigDict) -> None:
+  """Adds the options of the chosen combinator, which may be from outside."""
+  name = (_given(_NAME) or [residual.get("name")])[-1]
+  if isinstance(name, str):
+    _load(_given("import"))
+    try:
+      config_tree.add_system(residual, name)
+    except ValueError as error:
+      raise flags.Error(f"{_NAME}: {error}") from error
 
 
 def _load(names: Sequence[str]) -> None:

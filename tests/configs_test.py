@@ -12,7 +12,7 @@ import pytest
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from configs import ablations, base
+from configs import base
 from resjax import combinators
 from resjax.base.records.metrics_log import FILE_NAME, read_metrics
 from resjax.combinators.systems import gate
@@ -221,17 +221,39 @@ def test_causal_shift_124m_confirms_what_the_argument_says():
 def test_has_every_combinator_with_its_defaults(name):
   module = importlib.import_module(f"configs.ablations.{name}")
   config = _load(f"configs.ablations.{name}")
-  assert combinators.names() == ablations.NAMES
   runs = {run.name: run.config for run in expand(config, module.sweep(config))}
   for name in combinators.names():
     residual = runs[name].model.residual
     assert residual.name == name
-    assert residual[name].to_dict() == base.residual()[name]
+    assert residual[name].to_dict() == combinators.options(name)
+
+
+def test_a_file_writes_and_reads_the_options_of_any_combinator():
+  residual = base.get_config().model.residual
+  assert [*residual] == ["name"]
+  residual.gate.granularity = "token"
+  residual["mhc"].update(num_streams=2)
+  residual.update_from_flattened_dict({"highway.bias_init": -1.0})
+  assert residual.to_dict() == {
+    "name": "standard",
+    "gate": combinators.options("gate") | {"granularity": "token"},
+    "mhc": combinators.options("mhc") | {"num_streams": 2},
+    "highway": combinators.options("highway") | {"bias_init": -1.0},
+  }
+  residual.lock()
+  assert residual.copy_and_resolve_references().attenuation.alpha == 0.5
+  with pytest.raises(TypeError, match="num_streams"):
+    residual.hyper_connections.num_streams = "two"
+  with pytest.raises(AttributeError, match=r"gaet is not a setting; did you mean 'gate'\?"):
+    residual.gaet.granularity = "token"
+  config = base.get_config()
+  config.model.residual = {"name": "gate", "gate": {"kappa": 0.5}}
+  assert experiment.build(config).decoder.residual.options["kappa"] == 0.5
 
 
 def test_no_option_has_the_name_of_a_method_of_its_config():
   """A flag `--config.model.residual.NAME.keys=...` would ask for the method."""
-  taken = [(name, key) for name in combinators.names() for key in base.residual()[name]]
+  taken = [(name, key) for name in combinators.names() for key in combinators.options(name)]
   assert not [(name, key) for name, key in taken if hasattr(ConfigDict, key)]
 
 

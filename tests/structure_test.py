@@ -9,6 +9,7 @@ MOST = {
   "arrows": 45,
   "empty doors": 20,
   "imports from one operation into another": 0,
+  "settings of a config": 162,
   "modules loaded for the one system": 18,
   "modules loaded for the decoder": 55,
 }

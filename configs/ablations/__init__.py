@@ -12,17 +12,16 @@ from ml_collections import ConfigDict
 
 from configs import base, gpt2_124m, tiny
 
-NAMES = tuple(name for name in base.residual() if name != "name")  # the first is `standard`
 GRANULARITIES = ("layer", "depth_mixture", "token", "channel")  # of gates; the first is the default
 
 
 def get_config(size: str = "tiny") -> ConfigDict:
-  """Returns `standard` in the size, with every combinator's options as in configs/base.py."""
+  """Returns `standard` in the size, with the defaults of every combinator."""
   sizes = {"tiny": short_tiny, "gpt2_124m": gpt2_124m.get_config}
   if size not in sizes:
     raise ValueError(f"size {size!r} is not known; choose one of {sorted(sizes)}")
   config = sizes[size]()
-  config.model.residual = base.residual()
+  config.model.residual = base.Residual({"name": "standard"})
   config.train.sample_tokens = 0
   return config
 
@@ -37,7 +36,9 @@ def short_tiny() -> ConfigDict:
 
 def systems() -> Iterator[tuple[str, dict]]:
   """Yields every system with its defaults: all combinators, then what goes with any of them."""
-  for name in NAMES:
+  from resjax import combinators  # imports JAX, which a config need not wait for
+
+  for name in combinators.systems():
     yield name, {"model.residual.name": name}
   yield "short_swa", {"model.short_swa.window": 128}
   yield "value_residual", {"model.value_residual": "learned"}

@@ -46,8 +46,8 @@ def get_config(found: str = "token,10,0.5,8") -> ConfigDict:
   c = ablations.get_config("gpt2_124m")
   c.workdir = "runs/causal_shift_124m"
   gate, best, alpha, switch = _parsed(found)
-  c.model.residual.gate.granularity = gate
-  c.model.residual.attenuation.update(layers=(best, switch), alpha=alpha)
+  c.model.residual.gate = {"granularity": gate}
+  c.model.residual.attenuation = {"layers": (best, switch), "alpha": alpha}
   c.train.eval_rows = 10_240  # 10M tokens
   return c
 

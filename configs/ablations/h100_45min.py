@@ -42,7 +42,7 @@ def get_config() -> ConfigDict:
   c = ablations.get_config("tiny")
   c.workdir = "runs/h100_45min"
   c.model.update(num_layers=6, d_model=384, num_heads=6, num_kv_heads=6, mlp_dim=1024)
-  c.model.residual.block_attn_res.layers_per_block = 2
+  c.model.residual.block_attn_res = {"layers_per_block": 2}
   c.data.seq_len = 512
   c.data.corpora = {"web": base.corpus()}
   c.data.tokenizer.update(vocab_size=32_768, train_bytes=100_000_000)

@@ -27,7 +27,9 @@ def get_config(size: str = "tiny") -> ConfigDict:
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-  for name in ablations.NAMES:
+  from resjax import combinators
+
+  for name in combinators.systems():
     yield name, {"model.residual.name": name}
   yield from ablations.gates(ablations.GRANULARITIES[1:])
   num_layers, default = config.model.num_layers, config.model.residual.block_attn_res

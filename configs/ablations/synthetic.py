@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import ablations, synthetic
+from configs import synthetic
 
 
 def get_config(task: str = "mqar") -> ConfigDict:
@@ -24,7 +24,9 @@ def get_config(task: str = "mqar") -> ConfigDict:
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-  for name in ablations.NAMES:
+  from resjax import combinators
+
+  for name in combinators.systems():
     overrides = {"model.residual.name": name}
     if "layers_per_block" in config.model.residual[name]:
       overrides[f"model.residual.{name}.layers_per_block"] = 1

@@ -19,12 +19,14 @@ from resjax.combinators.outside import section as section
 from resjax.combinators.pre_norm import PreNorm as PreNorm
 from resjax.combinators.registry import SYSTEMS
 from resjax.combinators.registry import build as build
+from resjax.combinators.registry import check_section as check_section
 from resjax.combinators.registry import get as get
 from resjax.combinators.registry import load as load
-from resjax.combinators.registry import missing_section as missing_section
 from resjax.combinators.registry import names as names
 from resjax.combinators.registry import options as options
 from resjax.combinators.registry import register as register
+from resjax.combinators.registry import settings as settings
+from resjax.combinators.registry import systems as systems
 
 if TYPE_CHECKING:
   from resjax.combinators.source import SourceCombinator as SourceCombinator

@@ -3,7 +3,7 @@
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from flax import nnx
@@ -105,6 +105,11 @@ def load(name: str) -> type[Combinator]:
   return get(name)
 
 
+def systems() -> tuple[str, ...]:
+  """Returns the names of the combinators of resjax, `standard` first."""
+  return tuple(SYSTEMS)
+
+
 def names() -> tuple[str, ...]:
   """Returns the names of all combinators, also those that installed packages declare.
 
@@ -149,20 +154,24 @@ def _loaded(name: str) -> type[Combinator]:
   return known
 
 
-def missing_section(residual: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
-  """Returns the section that a config lacks for a system from outside, by its name, or nothing.
+def settings(name: str) -> dict[str, Any]:
+  """Returns the options of a combinator that a config can hold, with their defaults.
 
-  It is for the user's own config, as it loads the class (see `load`).
-
-  Args:
-    residual: config.model.residual.
-    name: the system that it chooses.
+  It is for the user's own config, as it imports the class (see `load`).
 
   Raises:
     ValueError: there is no such combinator, or it cannot be imported.
   """
-  key = outside.section(name)
-  return {} if key in residual else {key: outside.settings(load(name))}
+  return outside.settings(load(name))
+
+
+def check_section(key: str) -> None:
+  """Raises ValueError unless config.model.residual.KEY holds the options of a combinator here."""
+  known = [*map(outside.section, names())]
+  if key not in known:
+    near = difflib.get_close_matches(str(key), ["name", *known], 1)
+    hint = f"did you mean {near[0]!r}?" if near else "no such combinator is registered"
+    raise ValueError(f"config.model.residual.{key} is not a setting; {hint}")
 
 
 def options(name: str) -> dict[str, Any]:

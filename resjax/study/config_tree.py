@@ -52,20 +52,61 @@ def _section_of(config: Any, *names: str) -> ConfigDict | None:
 
 
 def add_system(residual: ConfigDict, name: str) -> None:
-  """Adds the section of the combinator that a user chooses, see `combinators.missing_section`.
+  """Adds the options of a combinator that a config says nothing of, with their defaults.
+
+  It is for the user's own config, as it imports the class (see `combinators.load`).
 
   Args:
     residual: config.model.residual, which is changed; it may be locked.
-    name: the system.
+    name: the combinator.
 
   Raises:
     ValueError: there is no such combinator, or it cannot be imported.
   """
-  from resjax import combinators  # takes a second, which a config of resjax need not wait for
+  from resjax import combinators  # takes a second, which not every command need wait for
 
-  found = combinators.missing_section(residual, name)
+  key, whole = combinators.section(name), ConfigDict(combinators.settings(name))
+  if key in residual:
+    if not isinstance(residual[key], ConfigDict):  # whoever builds the config says so
+      return
+    with whole.ignore_type():  # likewise
+      whole.update(residual[key])
   with residual.unlocked():
-    residual.update(found)
+    residual[key] = whole
+
+
+def add_section(residual: ConfigDict, key: str) -> None:
+  """Adds the options of the combinator whose section a user names, see `add_system`.
+
+  A section that is there stays as it is if it is that of a class from outside.
+
+  Raises:
+    ValueError: there is no such section.
+  """
+  from resjax import combinators
+
+  if key in combinators.names():
+    add_system(residual, key)
+  elif key not in residual:
+    combinators.check_section(key)
+
+
+def add_sections(config: Any, names: Iterable[str]) -> None:
+  """Adds the options of the combinators whose settings are given, see `add_section`.
+
+  Args:
+    config: the config, which is changed; it may be locked.
+    names: the names of settings, such as `model.residual.gate.granularity`; others than those of
+      combinators count for nothing.
+
+  Raises:
+    ValueError: there is no such combinator.
+  """
+  residual = residual_of(config)
+  parts = [name.split(".") for name in names if name.startswith("model.residual.")]
+  for key in dict.fromkeys(part[2] for part in parts if len(part) > 3):
+    if residual is not None:
+      add_section(residual, key)
 
 
 def add_corpora(config: Any, names: Iterable[str]) -> None:

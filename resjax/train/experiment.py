@@ -50,9 +50,8 @@ def build(
   """
   given = ranges.plain(config.to_dict() if isinstance(config, ConfigDict) else config)
   _check_sections(given)
-  given = _with_system(given)
-  _check_combinators(given["model"]["residual"])
-  values = _with_documents(_filled(given), {"documents": DOCUMENTS[0], "markup": MARKUP[0]})
+  given = _filled(_with_system(given))
+  values = _with_documents(given, {"documents": DOCUMENTS[0], "markup": MARKUP[0]})
   mesh = ranges.read(MeshConfig, values["mesh"], "config.mesh")
   run = _run(values, make_layout(mesh, _sharding(values["sharding"]), devices))
   _check(run)
@@ -108,32 +107,24 @@ def _check_sections(values: Mapping[str, Any]) -> None:
 
 
 def _with_system(given: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a user's own config with the options of its combinator, which may be from outside.
+  """Returns a user's own config with all options of its combinator, and those of no other.
 
   Raises:
-    ValueError: there is no such combinator, or it cannot be imported.
+    ValueError: there is no such combinator, or it cannot be imported; or a section is that of none.
   """
-  model = given["model"]
-  residual = model["residual"]
+  residual = given["model"]["residual"]
+  name = residual["name"]
   try:
-    combinators.load(residual["name"])
-    found = combinators.missing_section(residual, residual["name"])
+    usual = combinators.settings(name)
   except ValueError as error:
     raise ValueError(f"config.model.residual.name: {error}") from None
-  return {**given, "model": {**model, "residual": {**residual, **found}}}
-
-
-def _check_combinators(residual: Mapping[str, Any]) -> None:
-  """Raises ValueError where a section of config.model.residual is that of no combinator here.
-
-  A run may have been trained where more of them are registered.
-  """
-  known = [*map(combinators.section, combinators.names())]
   for key in residual:
-    if key != "name" and key not in known:
-      near = difflib.get_close_matches(str(key), known, 1)
-      hint = f"did you mean {near[0]!r}?" if near else "no such combinator is registered"
-      raise ValueError(f"config.model.residual.{key} is not a setting; {hint}")
+    if key != "name":
+      combinators.check_section(key)
+  section = combinators.section(name)
+  own = _mapping(residual.get(section, {}), f"config.model.residual.{section}")
+  residual = {"name": name, section: {**usual, **own}}
+  return {**given, "model": {**given["model"], "residual": residual}}
 
 
 def _mapping(value: Any, path: str) -> Mapping[str, Any]:

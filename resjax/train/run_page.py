@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from resjax import combinators
 from resjax.base import locations
 from resjax.base.locations import Location
 from resjax.base.records import time_ledger
@@ -125,11 +126,11 @@ def _time(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _settings(config: Mapping[str, Any], base: Mapping[str, Any]) -> str:
-  """Returns the section with the settings that differ from the base.
+  """Returns the section with the settings that differ from the base or, as options, from defaults.
 
   Options of residual systems and of sharding rules that the run does not use are left out.
   """
-  own, usual = config_tree.in_use(config), _settings_of(base)
+  own, usual = config_tree.in_use(config), _settings_of({**_options(config), **base})
   rows = [
     (name, _text(value), _text(usual[name]) if name in usual else "none")
     for name, value in own.items()
@@ -137,6 +138,16 @@ def _settings(config: Mapping[str, Any], base: Mapping[str, Any]) -> str:
   ]
   table = parts.table("Settings", ("config.", "this run", "base"), rows)
   return parts.section("settings", "Settings that are not those of the base", table)
+
+
+def _options(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the defaults of the options of a run's system by dotted name; {} if it is not here."""
+  name = str(config.get("model", {}).get("residual", {}).get("name"))
+  try:
+    found = combinators.options(name)
+  except ValueError:
+    return {}
+  return {f"model.residual.{combinators.section(name)}.{key}": found[key] for key in found}
 
 
 def _settings_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import numpy as np
 from flax import nnx
 
 from configs import base
+from resjax import combinators
 from resjax.models.config import (
   DecoderConfig,
   DepthValuesConfig,
@@ -27,7 +28,8 @@ def config(style="llama", residual="standard", options=None, **changes):
     "vocab_size": 31, "max_positions": 32, "num_layers": 3, "d_model": 16, "num_heads": 4,
     "num_kv_heads": 2, "mlp_dim": 24, "dtype": "float32", "init_std": 0.3, "remat": "none",
   }  # fmt: skip
-  chosen = fields.pop("residual")[residual]
+  del fields["residual"]
+  chosen = combinators.options(residual)
   if "num_streams" in chosen:
     chosen["num_streams"] = 2  # four take long to compile
   chosen |= options or {}

@@ -10,6 +10,7 @@ import pytest
 from absl import flags
 
 from launch import outside
+from resjax import combinators
 from resjax.combinators import registry
 from tests.helpers import runs
 
@@ -48,8 +49,20 @@ def test_the_config_has_the_options_of_the_last_name(parse, words):
     residual.Echo.decay = "x"
 
 
-def test_a_system_inside_adds_nothing(parse):
-  assert "Echo" not in parse("--config.model.residual.name=gate")
+@pytest.mark.parametrize("name", ["block_attn_res", "gate"])
+def test_the_config_has_the_options_of_every_system_that_is_named(parse, name):
+  residual = parse(
+    "--config.model.residual.mhc.num_streams=2", f"--config.model.residual.name={name}"
+  )
+  assert {"mhc", name} <= {*residual} <= {"name", "mhc", name, "block_attn_res"}
+  assert residual.mhc.to_dict() == combinators.options("mhc")
+  own = {"layers_per_block": 2} if name == "block_attn_res" else {}  # that of the file
+  assert residual[name].to_dict() == combinators.options(name) | own
+
+
+def test_a_section_of_no_system_is_named(parse):
+  with pytest.raises(flags.Error, match=r"residual\.gat is not a setting; did you mean 'gate'\?"):
+    parse("--config.model.residual.gat.kappa=2")
 
 
 def test_an_error_names_the_setting(parse):

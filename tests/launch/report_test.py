@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from resjax import combinators
 from resjax.study.analysis import alignment_record
 from resjax.study.sweeps import comparison, table
 from tests.helpers import alignments, chromium, forks, pages, runs
@@ -38,6 +39,8 @@ def write_run(folder: Path) -> None:
   folder.mkdir()
   config = made.config().to_dict()
   config["train"]["steps"] = 300
+  options = combinators.options("block_attn_res") | {"layers_per_block": 2}
+  config["model"]["residual"]["block_attn_res"] = options
   record = {
     "config": config,
     "identity": {},
@@ -88,6 +91,7 @@ def test_the_page_of_a_run(written):
   assert 'class="right">base' not in text and text.count("<thead>") == 2
   assert "drawn by its frequency" not in words  # The run has no ranks of random tokens.
   assert re.search(r"optim\.learning_rate0\.0040\.0006", words)  # the run's, and that of the base
+  assert "layers_per_block23" in words and "two_phase" not in words  # the default: 3
   # Settings like those of the base are not shown, nor options of systems that the run does not use.
   assert "weight_decay" not in words and "mhc" not in words and "workdir" not in words
   for given in (NAME, "<i>cpu", "<script>"):

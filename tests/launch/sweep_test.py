@@ -16,6 +16,7 @@ from ml_collections import config_flags
 from configs import tiny
 from configs.ablations import cut_layer
 from resjax.study.sweeps.runs import expand
+from resjax.train import experiment
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers import forks, xla
 from tests.helpers.runs import command, write_text
@@ -160,7 +161,7 @@ def test_printed_commands_are_the_runs(forked):
   assert len(lines) == 2
   for line, name in zip(lines, ("standard", "cut-layer5-alpha0.25"), strict=True):
     assert line[:2] == ["resjax", "train"]
-    assert _parsed(line[1:]) == wanted[name].to_dict()
+    assert experiment.build(_parsed(line[1:])).resolved == experiment.build(wanted[name]).resolved
 
 
 def _parsed(argv):

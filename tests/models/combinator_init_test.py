@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from configs import base
 from resjax import combinators
 from resjax.models.model_def import ModelDef
 from tests.helpers import decoders, layouts, walks
@@ -23,7 +22,7 @@ def made(name, monkeypatch, **changes):
 
   with monkeypatch.context() as patch:
     patch.setattr(combinators, "build", build)  # what the decoder calls
-    config = decoders.config(residual=name, options=base.residual()[name], **changes)
+    config = decoders.config(residual=name, options=combinators.options(name), **changes)
     decoder = decoders.decoder(config, random=False)
   return parameters(decoder.combinator), parameters(alone[0])
 
@@ -46,7 +45,7 @@ def test_decoder_leaves_the_init_to_the_combinator(name, monkeypatch):
 @pytest.mark.parametrize("name", ["hyper_connections", "mhc", "gated_residual", "highway"])
 def test_no_parameter_has_a_weak_type(name):
   """The first step would be compiled for it, and the second one again, for what it returns."""
-  config = decoders.config(residual=name, options=base.residual()[name])
+  config = decoders.config(residual=name, options=combinators.options(name))
   model = ModelDef(config, layouts.layout(devices=jax.devices()[:1]))
   made = jax.eval_shape(model.init_program(), jax.random.key(0))
   assert not [leaf for leaf in jax.tree.leaves(made) if leaf.weak_type]

@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from configs import base, tiny
+from resjax import combinators
 from resjax.data.summary import DatasetSummary
 from resjax.train import experiment
 from resjax.train.runs import host_memory, workdir
@@ -188,6 +189,41 @@ def test_another_run_in_the_folder_is_refused(tmp_path, changes, fingerprint, wo
     workdir.check_data(tmp_path, run, fingerprint, {})
   assert word in str(raised.value)
   assert (tmp_path / workdir.RECORD).read_text() == before
+
+
+def test_a_run_records_the_options_of_its_own_system_alone():
+  run = experiment.build(config(model__residual__gate__granularity="token"))
+  options = combinators.options("block_attn_res") | {"layers_per_block": 2}
+  assert run.decoder.residual.options == options
+  assert run.resolved["model"]["residual"] == {"name": "block_attn_res", "block_attn_res": options}
+
+
+def test_a_run_whose_record_has_the_options_of_all_systems_goes_on(tmp_path):
+  """As those of earlier releases have; nothing of it counts as a change."""
+  run = experiment.build(config(workdir=str(tmp_path)))
+  workdir.write(tmp_path, run, dataset(tmp_path), {})
+  record = json.loads((tmp_path / workdir.RECORD).read_text())
+  own = record["config"]["model"]["residual"]
+  every = {name: combinators.options(name) for name in combinators.systems()}
+  record["config"]["model"]["residual"] = every | own
+  (tmp_path / workdir.RECORD).write_text(json.dumps(record))
+  workdir.check(tmp_path, run)
+  assert experiment.load(str(tmp_path)).decoder == run.decoder
+  workdir.write(tmp_path, run, dataset(tmp_path), {}, after=7)
+  found = json.loads((tmp_path / workdir.RECORD).read_text())
+  assert found["config"]["model"]["residual"] == own
+  assert [part["first_step"] for part in found["history"]] == [1]
+
+
+def test_a_record_may_lack_an_option_that_has_its_default(tmp_path):
+  workdir.write(tmp_path, experiment.build(config()), dataset(tmp_path), {})
+  record = json.loads((tmp_path / workdir.RECORD).read_text())
+  del record["identity"]["config.model.residual.block_attn_res.two_phase"]
+  (tmp_path / workdir.RECORD).write_text(json.dumps(record))
+  workdir.check(tmp_path, experiment.build(config()))
+  with pytest.raises(ValueError, match=r"two_phase was 'auto' and is 'never'"):
+    changed = config(model__residual__block_attn_res__two_phase="never")
+    workdir.check(tmp_path, experiment.build(changed))
 
 
 def test_seeds_of_one_purpose_override_the_seed():

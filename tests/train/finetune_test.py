@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 from configs import base, finetune
+from resjax import combinators
 from resjax.cli.actions import loading
 from resjax.data import dataset
 from resjax.data.pipeline import evaluation_batches
@@ -62,7 +63,7 @@ def test_neutral_init_continues_the_pretrained_model(root, tmp_path, family, nam
   folder = pretrained.folder(tmp_path, family)
   built = experiment.build(settings(root, folder, name))
   data = dataset.build(built.data)
-  residual = ResidualConfig(name, base.residual()[name] | options)
+  residual = ResidualConfig(name, combinators.options(name) | options)
   decoder = dataclasses.replace(built.with_vocab_size(data.vocab_size).decoder, residual=residual)
   layout = layouts.layout(devices=jax.devices()[:1])
   model = ModelDef(decoder, layout)

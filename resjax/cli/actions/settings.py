@@ -41,7 +41,7 @@ def read_config(
   else:
     config = _from_file(os.fspath(source))
   residual = config_tree.residual_of(config)
-  # The user's own config may choose a combinator from outside, as overrides may.
+  # The user's own config may choose a combinator, as overrides may.
   own = {} if residual is None or "name" not in residual else {_COMBINATOR: residual.name}
   return overridden(config, {**own, **overrides})
 
@@ -53,7 +53,7 @@ def overridden(config: ConfigDict, overrides: Overrides) -> ConfigDict:
     config: the config.
     overrides: values by the name of the setting without `config.`, such as `train.steps`; or by the
       name of a section, whose value is a mapping of the same kind. Numbers and arrays may be those
-      of NumPy or JAX, see `ranges.plain`. A combinator from outside that they choose is imported,
+      of NumPy or JAX, see `ranges.plain`. The class of a combinator that they choose is imported,
       and its options can be set.
 
   Raises:
@@ -63,6 +63,7 @@ def overridden(config: ConfigDict, overrides: Overrides) -> ConfigDict:
   config = config.copy_and_resolve_references()
   values = config_tree.flat(overrides)
   _add_options(config, values.get(_COMBINATOR))
+  config_tree.add_sections(config, values)
   config_tree.add_corpora(config, values)
   config.lock()
   for name, value in values.items():
@@ -80,7 +81,7 @@ def _check_mapping(overrides: Any) -> None:
 
 
 def _add_options(config: ConfigDict, name: Any) -> None:
-  """Adds the options of a combinator from outside, which no config file has."""
+  """Adds the options of the combinator that a user chooses, which few config files have."""
   residual = config_tree.residual_of(config)
   if residual is None or not isinstance(name, str):
     return

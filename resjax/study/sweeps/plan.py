@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from resjax import combinators
 from resjax.base import locations, ranges, typed_json
 from resjax.base.locations import Location
+from resjax.study import config_tree
 from resjax.study.statistics import Contrast
 from resjax.study.sweeps.runs import SweepRun
 
@@ -83,7 +85,8 @@ class Arm:
     overrides: the settings that tell it from the others.
     steps: the steps of each of its runs.
     tokens: the tokens of each of its runs.
-    config: the SHA-256 of its resolved config, without seed, folder and what tuning finds.
+    config: the SHA-256 of its config with the options of all systems of resjax, without seed,
+      folder and what tuning finds.
   """
 
   overrides: dict[str, Any]
@@ -210,7 +213,10 @@ def make(asked: Questions, runs: Sequence[SweepRun], code: str | None, now: floa
 
 def _arm(run: SweepRun) -> Arm:
   overrides = {key: value for key, value in run.overrides.items() if key != "seed"}
-  values = run.config.to_dict()
+  config = run.config.copy_and_resolve_references()
+  for name in combinators.systems():
+    config_tree.add_system(config.model.residual, name)
+  values = config.to_dict()
   for name in ("workdir", "seed"):
     del values[name]
   text = json.dumps(values, sort_keys=True, default=list)

@@ -95,6 +95,7 @@ def make_run(
   config = config.copy_and_resolve_references()
   no_system = _add_system(config, overrides.get(_SYSTEM))
   try:
+    config_tree.add_sections(config, overrides)
     config_tree.add_corpora(config, overrides)
   except ValueError as error:
     raise ValueError(f"run {arm!r}: {error}") from None
@@ -116,7 +117,7 @@ def make_run(
 
 
 def _add_system(config: ConfigDict, name: Any) -> str:
-  """Adds the options of a combinator from outside, whose name an override gives, to a config.
+  """Adds the options of the combinator whose name an override gives to a config.
 
   Returns:
     Why there are none, or nothing. A run without options says so itself when it is built.

@@ -179,8 +179,11 @@ def check(folder: Location, run: Run) -> None:
   old = begun(folder)
   if old is None:
     return
-  try:
-    before = _decisive(old.identity)
+  name = run.decoder.residual.name
+  section = _SYSTEM.removesuffix("name") + combinators.section(name)
+  usual = {f"{section}.{key}": value for key, value in combinators.settings(name).items()}
+  try:  # A record may lack options that have their defaults.
+    before = json.loads(json.dumps(usual)) | _decisive(old.identity)
   except msgspec.ValidationError as error:
     raise ValueError(
       f"{folder / RECORD} is damaged: identity: {error}; restore it, or delete the folder"

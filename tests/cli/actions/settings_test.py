@@ -10,6 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import base, tiny
+from resjax import combinators
 from resjax.cli.actions.settings import overridden, read_config
 from resjax.combinators import registry
 from resjax.study import config_tree
@@ -23,7 +24,10 @@ def test_a_name_a_path_and_a_config_are_the_same(tmp_path):
     "  c.train.steps = int(steps)\n  return c\n"
   )
   found = [read_config(source, {}) for source in ("tiny", file, tiny.get_config(), f"{file}:300")]
-  assert all(one.to_json() == tiny.get_config().to_json() for one in found)
+  whole = tiny.get_config()
+  options = combinators.options("block_attn_res") | {"layers_per_block": 2}
+  whole.model.residual.block_attn_res = options
+  assert all(one.to_json() == whole.to_json() for one in found)
   assert read_config(f"{file}:7", {}).train.steps == 7
   assert read_config("base:gpt2", {}).model.norm == "layernorm"
 

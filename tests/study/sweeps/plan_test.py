@@ -4,7 +4,10 @@ import dataclasses
 
 import pytest
 
+from resjax import combinators
+from resjax.study import config_tree
 from resjax.study.sweeps import plan as plans
+from resjax.study.sweeps.runs import expand
 from tests.study.sweeps import made
 
 ARMS = ["standard", "gate"]
@@ -83,6 +86,17 @@ def test_changes_after_the_first_run_are_noted(tmp_path):
   assert len(again.changes) == 2 and plans.read(tmp_path) == again
   for words in ("the settings of gate were changed", "arm laurel was dropped", "arm x was added"):
     assert words in again.changes[1].what
+
+
+def test_options_of_other_systems_change_no_plan(tmp_path):
+  """The configs of earlier releases had those of all systems."""
+  plans.settle(tmp_path, made.plan(), begun=False)
+  config = made.config()
+  for name in combinators.systems():
+    config_tree.add_system(config.model.residual, name)
+  runs = expand(config, made.ARMS.items(), made.plan().seeds)
+  earlier = plans.make(made.plan().questions, runs, "c0de", 9.0)
+  assert plans.settle(tmp_path, earlier, begun=True) == made.plan()
 
 
 def test_a_plan_after_the_first_run_is_exploratory(tmp_path):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from configs import base
 from resjax import combinators
 from resjax.combinators import registry
 from resjax.models.config import ResidualConfig
@@ -28,7 +27,7 @@ SIZES = {"num_layers": 3, "d_model": 32, "sites": ("attention", "mlp")}
 
 
 def claims(name):
-  options = SIZES | base.residual()[name]
+  options = SIZES | combinators.options(name)
   made = nnx.eval_shape(lambda: combinators.get(name)(**options, rngs=nnx.Rngs(0)))
   return made.equals_standard_at_init
 
@@ -53,7 +52,7 @@ def model_def(name, options=None):
   c = settings(Path(), Path(), "standard")
   c.mesh.update(data=-1, fsdp=1)
   decoder = experiment.build(c).with_vocab_size(257).decoder
-  options = base.residual()[name] if options is None else options
+  options = combinators.options(name) if options is None else options
   decoder = dataclasses.replace(decoder, residual=ResidualConfig(name, options))
   return ModelDef(decoder, layouts.layout(devices=jax.devices()[:1]))
 
