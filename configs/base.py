@@ -30,7 +30,7 @@ class Residual(ConfigDict, metaclass=_AnySection):
 
   def __getitem__(self, key: str) -> Any:
     if key.isidentifier() and key not in self and not key.startswith("_"):
-      from resjax import config_tree
+      from resjax.study import config_tree
 
       try:
         config_tree.add_section(self, key)

@@ -94,9 +94,11 @@ def test_torch_sources_import_torch_and_each_other():
 
 
 def test_configs_are_data():
+  """Of the library, some functions read the names and options of residual systems when called."""
   for path in python_files("configs"):
     roots = {name.split(".")[0] for name in imported(path)}
-    assert not roots & {"jax", "jaxlib", "flax", "numpy", "resjax", "launch"}, path
+    assert not roots & {"jax", "jaxlib", "flax", "numpy", "launch"}, path
+    assert "\nfrom resjax" not in path.read_text() and "\nimport resjax" not in path.read_text()
 
 
 # Rooms that need the package of an extra: the extra `eval` brings lm-evaluation-harness.

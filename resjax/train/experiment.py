@@ -1,7 +1,6 @@
 """Makes a run of a config: the one place where settings become objects."""
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
