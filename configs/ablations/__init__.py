@@ -38,7 +38,7 @@ def systems() -> Iterator[tuple[str, dict]]:
   """Yields every system with its defaults: all combinators, then what goes with any of them."""
   from resjax import combinators  # imports JAX, which a config need not wait for
 
-  for name in combinators.systems():
+  for name in combinators.names(shipped=True):
     yield name, {"model.residual.name": name}
   yield "short_swa", {"model.short_swa.window": 128}
   yield "value_residual", {"model.value_residual": "learned"}

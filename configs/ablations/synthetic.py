@@ -26,7 +26,7 @@ def get_config(task: str = "mqar") -> ConfigDict:
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
   from resjax import combinators
 
-  for name in combinators.systems():
+  for name in combinators.names(shipped=True):
     overrides = {"model.residual.name": name}
     if "layers_per_block" in config.model.residual[name]:
       overrides[f"model.residual.{name}.layers_per_block"] = 1

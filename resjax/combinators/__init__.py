@@ -26,7 +26,6 @@ from resjax.combinators.registry import names as names
 from resjax.combinators.registry import options as options
 from resjax.combinators.registry import register as register
 from resjax.combinators.registry import settings as settings
-from resjax.combinators.registry import systems as systems
 
 if TYPE_CHECKING:
   from resjax.combinators.source import SourceCombinator as SourceCombinator

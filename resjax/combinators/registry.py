@@ -105,17 +105,15 @@ def load(name: str) -> type[Combinator]:
   return get(name)
 
 
-def systems() -> tuple[str, ...]:
-  """Returns the names of the combinators of resjax, `standard` first."""
-  return tuple(SYSTEMS)
-
-
-def names() -> tuple[str, ...]:
+def names(*, shipped: bool = False) -> tuple[str, ...]:
   """Returns the names of all combinators, also those that installed packages declare.
 
   Nothing is imported for it.
+
+  Args:
+    shipped: whether only those of resjax are meant.
   """
-  return tuple(dict.fromkeys((*_REGISTRY, *outside.installed())))
+  return tuple(SYSTEMS if shipped else dict.fromkeys((*_REGISTRY, *outside.installed())))
 
 
 def get(name: str) -> type[Combinator]:
@@ -169,8 +167,7 @@ def check_section(key: str) -> None:
   """Raises ValueError unless config.model.residual.KEY holds the options of a combinator here."""
   known = [*map(outside.section, names())]
   if key not in known:
-    near = difflib.get_close_matches(str(key), ["name", *known], 1)
-    hint = f"did you mean {near[0]!r}?" if near else "no such combinator is registered"
+    hint = ranges.hint(key, ["name", *known], "no such combinator is registered")
     raise ValueError(f"config.model.residual.{key} is not a setting; {hint}")
 
 

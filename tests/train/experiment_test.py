@@ -204,7 +204,7 @@ def test_a_run_whose_record_has_the_options_of_all_systems_goes_on(tmp_path):
   workdir.write(tmp_path, run, dataset(tmp_path), {})
   record = json.loads((tmp_path / workdir.RECORD).read_text())
   own = record["config"]["model"]["residual"]
-  every = {name: combinators.options(name) for name in combinators.systems()}
+  every = {name: combinators.options(name) for name in combinators.names(shipped=True)}
   record["config"]["model"]["residual"] = every | own
   (tmp_path / workdir.RECORD).write_text(json.dumps(record))
   workdir.check(tmp_path, run)

@@ -214,7 +214,7 @@ def make(asked: Questions, runs: Sequence[SweepRun], code: str | None, now: floa
 def _arm(run: SweepRun) -> Arm:
   overrides = {key: value for key, value in run.overrides.items() if key != "seed"}
   config = run.config.copy_and_resolve_references()
-  for name in combinators.systems():
+  for name in combinators.names(shipped=True):
     config_tree.add_system(config.model.residual, name)
   values = config.to_dict()
   for name in ("workdir", "seed"):
