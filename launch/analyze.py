@@ -19,9 +19,7 @@ from absl import flags
 from launch import cli, text_flags
 from resjax.base import locations, processes, terminal, typed_json
 from resjax.cli.actions import analysis
-from resjax.study.analysis.alignment import READINGS
-from resjax.study.analysis.probing import EVERY, ProbeConfig
-from resjax.study.analysis.sensitivity import Sensitivity
+from resjax.study.analysis import EVERY, READINGS, ProbeConfig, Sensitivity
 
 _OUT = flags.DEFINE_string("out", "runs/analysis", "Folder to write page, plots and numbers to.")
 _TEXT = flags.DEFINE_string(

@@ -30,6 +30,11 @@ from rich.console import Console
 
 from launch import cli, topology
 from resjax.aot import (
+  GIB,
+  AbsentSlices,
+  DoesNotFitError,
+  Floor,
+  Passes,
   absent_devices,
   compile_step,
   derive_mesh,
@@ -37,14 +42,10 @@ from resjax.aot import (
   table,
   verify_changes,
 )
-from resjax.aot.absent_devices import AbsentSlices
-from resjax.aot.depth_floor import Floor
-from resjax.aot.memory import GIB, DoesNotFitError
-from resjax.aot.passes import Passes
 from resjax.base import ranges, terminal
 from resjax.base.sharding import MeshConfig
 from resjax.train import experiment
-from resjax.train.runs.config import Run
+from resjax.train.runs import Run
 
 _CONFIG = cli.define_config("The config that would be trained.")
 _SLICES = flags.DEFINE_integer(

@@ -17,10 +17,9 @@ from absl import flags
 
 from launch import cli
 from resjax.base import locations, terminal
-from resjax.data.build_table import build_and_show
+from resjax.data import build_and_show
 from resjax.train import experiment
-from resjax.train.runs import data_use
-from resjax.train.runs.data_use import Use
+from resjax.train.runs import Use, data_use
 
 _CONFIG = cli.define_config("The config whose data to build.")
 _LIST = flags.DEFINE_bool("list", False, "Only list what was built, and which runs use it.")

@@ -21,7 +21,7 @@ from ml_collections.config_flags import config_flags
 import launch
 from launch import errors, help_text, outside, workdir_flag
 from resjax.base import processes, redaction
-from resjax.base.processes.signals import SIGINT_CODE, Interrupted, raising_ctrl_c
+from resjax.base.processes import SIGINT_CODE, Interrupted, raising_ctrl_c
 from resjax.cli import shipped
 
 # Seconds for which processes wait for each other: at the start, and for a sign of life.

@@ -23,10 +23,16 @@ from absl import flags
 
 from launch import cli
 from resjax.base import locations, terminal
+from resjax.study.analysis.depth_retrieval import (
+  Cell,
+  Results,
+  Setup,
+  System,
+  Task,
+  every_system,
+  training,
+)
 from resjax.study.analysis.depth_retrieval import results as kept
-from resjax.study.analysis.depth_retrieval.results import Cell, Results
-from resjax.study.analysis.depth_retrieval.task import Setup, System, Task, every_system
-from resjax.study.analysis.depth_retrieval.training import accuracies, check
 
 _SYSTEMS = flags.DEFINE_list("systems", ["all"], "Combinators with options; all: every one.")
 _TASKS = flags.DEFINE_list(
@@ -50,7 +56,7 @@ def main() -> None:
   seeds = [_number("--seeds", text, 0, _MOST_SEED) for text in _each(_SEEDS, str)]
   for num_layers in depths:
     for system in systems:
-      check(system, num_layers, tasks, Setup())
+      training.check(system, num_layers, tasks, Setup())
   folder = locations.path(_OUT.value, "--out", writable=True)
   locations.make_folder(folder, "--out")
   found = Results.load(folder, Setup())
@@ -86,7 +92,7 @@ def _missing(
     if not some:
       continue
     start = time.process_time()
-    values = accuracies(system, num_layers, their, some, Setup())
+    values = training.accuracies(system, num_layers, their, some, Setup())
     share = round((time.process_time() - start) / values.size, 3)
     for task, row in zip(their, values.tolist(), strict=True):
       for seed, value in zip(some, row, strict=True):

@@ -22,12 +22,10 @@ from absl import flags
 
 from launch import cli, model_flags
 from resjax.base import locations, processes, terminal
-from resjax.cli.actions import scoring, tasks
-from resjax.cli.actions.scoring import ScoringConfig
-from resjax.data import prefix
-from resjax.data.config import FORMATS
+from resjax.cli.actions import ScoringConfig, scoring, tasks
+from resjax.data import FORMATS, prefix
 from resjax.study.evaluation import corpora
-from resjax.train.checkpoint.reader import saved_steps
+from resjax.train.checkpoint import saved_steps
 
 _OUT = flags.DEFINE_string("out", "runs/evaluation", "Folder to write figures to.")
 _TEXT = flags.DEFINE_multi_string(

@@ -16,10 +16,9 @@ import resjax
 from launch import cli
 from resjax.base import processes
 from resjax.interop import huggingface
-from resjax.interop.huggingface.exporting import DTYPES, SERVERS
+from resjax.interop.huggingface import DTYPES, SERVERS
 from resjax.train import experiment
-from resjax.train.runs import restore
-from resjax.train.runs.config import Run
+from resjax.train.runs import Run, restore
 
 _CHECKPOINT = flags.DEFINE_string(
   "checkpoint", None, "Folder of a run, whose newest checkpoint is taken, or a checkpoint."

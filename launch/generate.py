@@ -12,14 +12,12 @@ import jax
 from absl import flags
 
 from launch import cli
-from resjax.base import processes, terminal
-from resjax.base.ranges import MAX_SEED
+from resjax.base import MAX_SEED, processes, terminal
 from resjax.cli.actions import loading
-from resjax.data import prefix
-from resjax.data.tokenizer import END_OF_TEXT
-from resjax.models.sampling import check_options
-from resjax.study.trained_model import TrainedModel
-from resjax.train.runs.sample import prefix_of_prompts, sample_text
+from resjax.data import END_OF_TEXT, prefix
+from resjax.models import check_options
+from resjax.study import TrainedModel
+from resjax.train.runs import prefix_of_prompts, sample_text
 
 _CHECKPOINT = flags.DEFINE_string(
   "checkpoint", None, "Folder of a run, whose newest checkpoint is taken, or a checkpoint."

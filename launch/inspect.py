@@ -31,17 +31,22 @@ from rich.console import Console
 from rich.progress import Progress
 
 from launch import cli, text_flags
-from resjax.base import locations, processes, terminal
-from resjax.base.locations import Location
-from resjax.study.analysis import depth_positions, plots
-from resjax.study.analysis.alignment import to_plain
-from resjax.study.analysis.attribution import Attribution, attribute
-from resjax.study.analysis.patching import Patching, patch
-from resjax.study.analysis.probing import EVERY, ProbeConfig
-from resjax.study.analysis.report import reading_figures
-from resjax.study.analysis.report.heat_table import visible
-from resjax.study.analysis.tuned_lens import Comparison, save, train
-from resjax.study.trained_model import TrainedModel
+from resjax.base import Location, locations, processes, terminal
+from resjax.study import TrainedModel
+from resjax.study.analysis import (
+  EVERY,
+  Attribution,
+  Comparison,
+  Patching,
+  ProbeConfig,
+  attribute,
+  depth_positions,
+  patch,
+  plots,
+  to_plain,
+  tuned_lens,
+)
+from resjax.study.analysis.report import reading_figures, visible
 from resjax.train.runs import restore
 
 _WHAT = flags.DEFINE_enum("what", None, ("lens", "attribution", "patching"), "What to read.")
@@ -92,7 +97,7 @@ def _lens(model: TrainedModel, folder: Location, console: Console) -> None:
   """Trains a tuned lens, saves it and shows how it compares with the logit lens."""
   text = text_flags.read_text(model)
   with _shown("training") as progress:
-    lens, found = train(
+    lens, found = tuned_lens.train(
       model.decoder,
       text,
       steps=_STEPS.value,
@@ -116,7 +121,7 @@ def _lens(model: TrainedModel, folder: Location, console: Console) -> None:
   facts = {"corpus": text.name, "steps": _STEPS.value, "learning_rate": _RATE.value}
   fingerprint = model.fingerprint()
   if jax.process_index() == 0:
-    save(lens, folder, fingerprint)
+    tuned_lens.save(lens, folder, fingerprint)
   _write(model, folder, console, found, facts | {"positions": positions}, reading_figures.lens(
     found, positions, f"{model.name}  |  {text.name}"
   ))  # fmt: skip

@@ -19,13 +19,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from launch import cli, text_flags
-from resjax.base import locations, processes, terminal
-from resjax.base.locations import Location
-from resjax.study.analysis.alignment import Alignment
-from resjax.study.analysis.interventions import sensitivity
-from resjax.study.analysis.path_intervention import check_supported
-from resjax.study.analysis.sensitivity import Sensitivity
-from resjax.study.trained_model import TrainedModel
+from resjax.base import Location, locations, processes, terminal
+from resjax.study import TrainedModel
+from resjax.study.analysis import Alignment, Sensitivity, check_supported, interventions
 
 _Number = TypeVar("_Number", int, float)
 
@@ -59,7 +55,7 @@ def _measure(model: TrainedModel, alphas: list[float], layers: list[int]) -> Sen
   console = terminal.console(stderr=True, quiet=jax.process_index() != 0)
   with Progress(console=console, transient=True) as bar:
     task = bar.add_task("evaluating", total=None)
-    return sensitivity(
+    return interventions.sensitivity(
       model.decoder,
       text,
       model=model.name,

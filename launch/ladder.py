@@ -20,11 +20,10 @@ import jax
 from absl import flags
 
 from launch import cli
-from resjax.base import locations, terminal
-from resjax.base.locations import Location
-from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.base import Location, locations, terminal
+from resjax.base.records import METRICS_FILE, read_metrics
 from resjax.study.analysis import ladder, plots
-from resjax.study.statistics.compute_multiplier import CURRENCIES, LEAST_RUNGS, Ladder
+from resjax.study.statistics import CURRENCIES, LEAST_RUNGS, Ladder
 from resjax.study.sweeps import plan as plans
 from resjax.study.sweeps import results
 from resjax.train import experiment
@@ -132,7 +131,7 @@ def _runs(place: Location) -> dict[str, Point | None]:
 def _point(folder: Location) -> Point | None:
   """Returns what a run reached, or None if it is not done or diverged."""
   run, record = experiment.load(str(folder)), workdir.read(folder)
-  records = read_metrics(folder / FILE_NAME) if (folder / FILE_NAME).exists() else []
+  records = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
   losses = [
     r.get("validation/loss")
     for r in records

@@ -8,7 +8,7 @@ from absl import flags
 from configs import base
 from resjax.base.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
 from resjax.cli.actions import loading
-from resjax.study.trained_model import TrainedModel
+from resjax.study import TrainedModel
 
 _RULES = "fsdp_tp"  # the sharding rules of configs/base.py that have this name
 

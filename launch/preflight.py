@@ -10,9 +10,7 @@ from ml_collections import ConfigDict
 
 from launch import cli, launcher_args, preflight_model
 from launch.preflight_model import Hardware
-from resjax.data import source_check
-from resjax.data.config import DataConfig
-from resjax.data.source_check import Finding
+from resjax.data import DataConfig, Finding, source_check
 
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/|$)")
 _WITH_DATA = ("train", "sweep", "train_together", "build_dataset")

@@ -11,10 +11,9 @@ import jax
 from ml_collections import ConfigDict
 
 from resjax.base import ranges, redaction
-from resjax.base.hardware.chips import GPU_TARGETS
-from resjax.base.hardware.gpu_nodes import NODE_GPUS
-from resjax.data.source_check import Finding
-from resjax.train.runs.config import Run
+from resjax.base.hardware import GPU_TARGETS, NODE_GPUS
+from resjax.data import Finding
+from resjax.train.runs import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +111,7 @@ def _mesh(run: Run) -> str:
 
 def _fit(run: Run, hardware: Hardware, why_not: str, words: Sequence[str]) -> Finding:
   """Returns whether the step fits, which takes a compilation, or how to find out."""
-  from resjax.aot import compile_step
-  from resjax.aot.memory import GIB, DoesNotFitError
+  from resjax.aot import GIB, DoesNotFitError, compile_step
 
   topology = f"--topology={hardware.topology or 'h100-8'}"
   several = [f"--num_slices={hardware.num_slices}"] * (hardware.num_slices > 1)

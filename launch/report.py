@@ -14,8 +14,7 @@ from absl import flags
 
 from configs import base
 from launch import cli
-from resjax.base import locations
-from resjax.base.locations import Location
+from resjax.base import Location, locations
 from resjax.train.runs import workdir
 
 _OUT = flags.DEFINE_string("out", None, "The file to write; default: page.html in the folder.")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from launch.shell import heredoc
-from resjax.base.processes.signals import SIGINT_CODE, Interrupted
+from resjax.base.processes import SIGINT_CODE, Interrupted
 
 _PATIENCE_SECONDS = 10
 _END = "END_OF_TEXT"

@@ -35,13 +35,19 @@ from rich.console import Console
 from launch import cli, sweep_runs, sweep_tuning
 from launch.errors import users_place
 from launch.sweep_tuning import Sweep
-from resjax.base import terminal
-from resjax.base.ranges import MAX_SEED
+from resjax.base import MAX_SEED, terminal
 from resjax.cli import shipped
 from resjax.study.analysis import plots
-from resjax.study.sweeps import comparison, comparison_plots, comparison_table, results, table
+from resjax.study.sweeps import (
+  SweepRun,
+  comparison,
+  comparison_plots,
+  comparison_table,
+  expand,
+  results,
+  table,
+)
 from resjax.study.sweeps import plan as plans
-from resjax.study.sweeps.runs import SweepRun, expand
 from resjax.train.runs import environment
 
 _CONFIG = cli.define_config("The config file of the sweep.")

@@ -15,15 +15,12 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from launch import outside
-from resjax.base.processes.signals import SIGINT_CODE, Interrupted
-from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.base.processes import SIGINT_CODE, Interrupted
+from resjax.base.records import FILE_NAME, read_metrics
 from resjax.study import config_tree
-from resjax.study.sweeps import results
-from resjax.study.sweeps.results import Result
-from resjax.study.sweeps.runs import SweepRun
+from resjax.study.sweeps import Result, SweepRun, results
 from resjax.train import experiment
-from resjax.train.runs import same_program, workdir
-from resjax.train.runs.config import Run
+from resjax.train.runs import Run, same_program, workdir
 
 _TOGETHER = flags.DEFINE_integer(
   "together", 1, "Runs that differ in seeds or learning rate alone: so many in one program.", 1

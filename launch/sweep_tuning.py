@@ -9,11 +9,9 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from launch import sweep_runs
-from resjax.base.locations import Location
+from resjax.base import Location
+from resjax.study.sweeps import Plan, SweepRun, expand, results, tuning
 from resjax.study.sweeps import plan as plans
-from resjax.study.sweeps import results, tuning
-from resjax.study.sweeps.plan import Plan
-from resjax.study.sweeps.runs import SweepRun, expand
 from resjax.train.runs import workdir
 
 

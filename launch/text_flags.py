@@ -7,10 +7,8 @@ from absl import flags
 from launch import model_flags
 from launch.model_flags import BATCH_SIZE, CHECKPOINTS, FOLDERS
 from resjax.cli.actions import loading
-from resjax.data import prefix
-from resjax.data.config import FORMATS
-from resjax.data.eval_text import MeasuredText
-from resjax.study.trained_model import TrainedModel
+from resjax.data import FORMATS, MeasuredText, prefix
+from resjax.study import TrainedModel
 
 __all__ = ["CHECKPOINTS", "FOLDERS", "load", "read_text"]
 

@@ -40,10 +40,7 @@ def main() -> None:
   """Trains the config of the command line, or with --dry_run prints what that would be."""
   config = cli.config_value(_CONFIG)
   # --help and mistakes on the command line need nothing of this, which takes a second to import.
-  from resjax.train import experiment
-  from resjax.train.dry_run import dry_run
-  from resjax.train.loop import train
-  from resjax.train.profile import parse_steps
+  from resjax.train import dry_run, experiment, parse_steps, train
 
   processes.initialize(bringup_seconds=_BRINGUP.value, heartbeat_seconds=_HEARTBEAT.value)
   run = experiment.build(config)
@@ -51,7 +48,7 @@ def main() -> None:
   if not _DRY_RUN.value:
     train(run, profile_steps=profile_steps)
   elif jax.process_index() == 0:
-    dry_run(run)
+    dry_run.dry_run(run)
   processes.shutdown()
 
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 
 from launch.launcher_args import EXAMPLE
 from resjax.base import locations
-from resjax.base.records.metrics_log import FILE_NAME, read_metrics
-from resjax.base.records.progress import format_number
+from resjax.base.records import METRICS_FILE, format_number, read_metrics
 
 # What a line tells, with shorter names.
 _SHOWN = {
@@ -31,7 +30,7 @@ def follow(workdir: str, lines: int, poll_seconds: float) -> None:
   """
   if not workdir:
     raise ValueError(f"--workdir is missing, the config.workdir of the run, as in: {EXAMPLE}")
-  path = locations.path(workdir, "--workdir") / FILE_NAME
+  path = locations.path(workdir, "--workdir") / METRICS_FILE
   shown: int | None = None
   while True:
     found = [line(record) for record in read_metrics(path)] if path.exists() else []

@@ -8,8 +8,7 @@ import sys
 from importlib.util import find_spec
 from typing import NoReturn
 
-from resjax.base import extras
-from resjax.base.version import __version__
+from resjax.base import __version__, extras
 from resjax.cli import shipped
 from resjax.cli.shipped import completion
 

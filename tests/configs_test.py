@@ -14,7 +14,7 @@ from rich.console import Console
 
 from configs import base
 from resjax import combinators
-from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.base.records.metrics_log import METRICS_FILE, read_metrics
 from resjax.combinators.systems import gate
 from resjax.study.sweeps import plan
 from resjax.study.sweeps.runs import expand
@@ -324,7 +324,7 @@ def test_trains_two_steps_when_shrunk(module, argument, tmp_path):
   run = experiment.build(config)
   with (tmp_path / "output").open("w") as output:
     train(run, Console(file=output))
-  records = read_metrics(tmp_path / "run" / FILE_NAME)
+  records = read_metrics(tmp_path / "run" / METRICS_FILE)
   losses = [r["train/loss"] for r in records if "train/loss" in r]
   assert len(losses) == 2 and all(4 < loss < 8 for loss in losses)  # log(300) = 5.7
   assert [r["step"] for r in records if "validation/loss" in r] == [0, 2]

@@ -1,6 +1,7 @@
-"""Imports point down the layout, stay away from other frameworks, and configs import neither."""
+"""Imports point down the layout, go through doors, and stay away from other frameworks."""
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -20,6 +21,10 @@ FORBIDDEN = {"tensorflow", "torch", "transformers", "tokamax", "sklearn", "stats
 # Benchmarks whose other side is torch.
 _TORCH_ARMS = "kernels/torch_arms.py", "prefill.py", "exported.py"
 TORCH_ARMS = {ROOT / "launch/bench" / name for name in _TORCH_ARMS}
+
+# Rooms that need the package of an extra: the extra `eval` brings lm-evaluation-harness.
+NEED_EXTRAS = {"resjax.interop.lm_eval": "lm_eval"}
+ABSENT = tuple(room for room, package in NEED_EXTRAS.items() if find_spec(package) is None)
 
 # Room of resjax -> the rooms that it may import.
 ALLOWED = {
@@ -49,6 +54,63 @@ def test_imports_point_down():
       if parts[0] == "resjax" and parts[1] not in ALLOWED[room(path)] | {room(path)}:
         wrong.append(f"{path.relative_to(ROOT)} imports {name}")
   assert not wrong
+
+
+def entered(node, own):
+  """The packages of other rooms that an import enters, with what it takes there."""
+  module = getattr(node, "module", None) or ""
+  if module.startswith("resjax.") and module.split(".")[1] not in (own, "__main__", "kernels"):
+    yield from ((module, alias.name) for alias in node.names)
+
+
+def code_of_users():
+  """The code of docs and notebooks: files, and blocks of pages."""
+  for path in sorted((ROOT / "docs").rglob("*.py")):
+    yield path, path.read_text()
+  for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    if path.name != "new_combinator.md":  # what is added inside
+      for block in re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S):
+        yield path, block
+  for path in sorted((ROOT / "docs").rglob("*.ipynb")):
+    for cell in json.loads(path.read_text())["cells"]:
+      if cell["cell_type"] == "code":
+        yield path, "".join(line for line in cell["source"] if line[0] not in "!%")
+
+
+def test_rooms_are_entered_through_their_doors():
+  """A package is a door, and exports what others may use; a module is its room's alone."""
+  sources = [(path, path.read_text()) for path in python_files("resjax", "launch", "configs")]
+  wrong, doors = [], {}
+  for path, text in [*sources, *code_of_users()]:
+    inside = path.is_relative_to(ROOT / "resjax")
+    for node in ast.walk(ast.parse(text)):
+      for module, name in entered(node, room(path) if inside else None):
+        folder = ROOT.joinpath(*module.split("."))
+        if folder.is_dir() and module not in doors and not module.startswith(ABSENT):
+          doors[module] = importlib.import_module(module).__all__
+        if name not in doors.get(module, ()) and not module.startswith(ABSENT):
+          wrong.append(f"{path.relative_to(ROOT)}: from {module} import {name}")
+  assert not wrong, "\n".join(wrong)
+
+
+DOORS = [
+  ".".join(path.parent.relative_to(ROOT).parts)
+  for path in python_files("resjax")
+  if path.name == "__init__.py"
+]
+
+
+@pytest.mark.parametrize(
+  "name", [door for door in DOORS if not door.startswith((*ABSENT, "resjax.kernels"))]
+)
+def test_a_door_has_what_it_exports_and_an_example_of_it(name):
+  door = importlib.import_module(name)
+  exported = {export for export in door.__all__ if not f"{name}.{export}".startswith(ABSENT)}
+  assert exported and not [export for export in exported if not hasattr(door, export)]
+  imports = re.findall(r"^ *(from (resjax[.\w]*) import .+)$", door.__doc__, re.M)
+  assert any(f"{name}.".startswith(f"{module}.") for _, module in imports)
+  for statement, _ in imports:
+    exec(statement, {})
 
 
 def test_the_allowed_imports_have_no_cycle():
@@ -100,10 +162,6 @@ def test_configs_are_data():
     assert not roots & {"jax", "jaxlib", "flax", "numpy", "launch"}, path
     assert "\nfrom resjax" not in path.read_text() and "\nimport resjax" not in path.read_text()
 
-
-# Rooms that need the package of an extra: the extra `eval` brings lm-evaluation-harness.
-NEED_EXTRAS = {"resjax.interop.lm_eval": "lm_eval"}
-ABSENT = tuple(room for room, package in NEED_EXTRAS.items() if find_spec(package) is None)
 
 EVERYTHING = f"""
 import importlib, json, pkgutil, sys

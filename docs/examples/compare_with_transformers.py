@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from resjax.models.sampling import generate
+from resjax.models import generate
 from resjax.train import experiment
 from resjax.train.runs import restore
 

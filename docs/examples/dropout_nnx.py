@@ -18,7 +18,7 @@ import stdlib_text
 from flax import nnx
 
 from resjax import combinators
-from resjax.models.residual_stream import ResidualStream, branch_init
+from resjax.models import ResidualStream, branch_init
 
 
 class Block(nnx.Module):

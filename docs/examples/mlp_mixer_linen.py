@@ -22,7 +22,7 @@ import optax
 from flax import linen
 
 from resjax import combinators
-from resjax.interop.linen import combinator
+from resjax.interop import combinator
 
 
 class Mlp(linen.Module):

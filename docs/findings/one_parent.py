@@ -15,8 +15,7 @@ import numpy as np
 from scipy import stats
 
 from resjax.study.analysis.report import results
-from resjax.study.statistics import Contrast, Difference, against_best, compare
-from resjax.study.statistics.contrasts import residual_variance
+from resjax.study.statistics import Contrast, Difference, against_best, compare, residual_variance
 
 CHOOSING = (1, 2)  # the seeds that choose the best cut
 Values = dict[str, dict[int, float]]

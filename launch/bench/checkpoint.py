@@ -24,13 +24,10 @@ from etils import epath
 
 from configs import base
 from launch import cli
-from resjax.base import checksums, manifest
+from resjax.base import Array, PyTree, checksums, manifest
 from resjax.base.sharding import MeshConfig, Rules, ShardingConfig, make_layout
-from resjax.base.typing import Array, PyTree
-from resjax.train.checkpoint.config import CheckpointConfig
-from resjax.train.checkpoint.manager import Checkpoints
-from resjax.train.guard import GuardState
-from resjax.train.state import TrainState
+from resjax.train import GuardState, TrainState
+from resjax.train.checkpoint import CheckpointConfig, Checkpoints
 
 _MEGABYTES = flags.DEFINE_integer("megabytes", 500, "Size of the state.", lower_bound=1)
 _ARRAYS = flags.DEFINE_integer("arrays", 48, "Number of arrays in the state.", lower_bound=1)

@@ -16,10 +16,8 @@ from absl import flags
 
 from configs import base
 from launch import cli, topology
-from resjax.aot import absent_devices, hlo
-from resjax.aot.memory import memory_stats
-from resjax.train import experiment, program
-from resjax.train.program import Program
+from resjax.aot import absent_devices, hlo, memory_stats
+from resjax.train import Program, experiment, program
 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each case is compiled.", lower_bound=1)
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from launch.bench import gated_reads
 from launch.bench.arms import OK
-from resjax.base.typing import Array, PyTree
-from resjax.combinators.systems.mhc import SinkhornGates
+from resjax.base import Array, PyTree
+from resjax.combinators import SinkhornGates
 from resjax.kernels.depth_attention import (
   BlockRead,
   Sources,

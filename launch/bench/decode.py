@@ -24,11 +24,9 @@ from ml_collections import ConfigDict
 from launch import cli, topology
 from launch.bench.kernels import timing
 from launch.bench.report import write_report
-from resjax.aot import absent_devices, hlo
-from resjax.aot.passes import traffic
-from resjax.base.typing import Array, PyTree
-from resjax.models.decode_cache import DecodeCache
-from resjax.models.model_def import ModelDef
+from resjax.aot import absent_devices, hlo, traffic
+from resjax.base import Array, PyTree
+from resjax.models import DecodeCache, ModelDef
 from resjax.train import experiment
 
 _CONFIG = cli.define_config("The config of the decoder.")

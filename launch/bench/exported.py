@@ -21,7 +21,7 @@ from flax import nnx
 from configs import base
 from launch import cli
 from resjax.interop import huggingface
-from resjax.models.decoder import Decoder
+from resjax.models import Decoder
 from resjax.train import experiment
 
 _NAMES = flags.DEFINE_list(

@@ -31,7 +31,7 @@ from launch import cli
 from launch.bench import arms, correctness, gpu_goals, supervisor, timed_step
 from launch.bench.kernels import arg_specs, bench_table, suites
 from launch.bench.supervisor import Arm, Record
-from resjax.base.processes.signals import stop_at_once
+from resjax.base.processes import stop_at_once
 
 _MINUTES = flags.DEFINE_float(
   "minutes", 9.0, "Minutes of everything, the start of Python included.", lower_bound=0.0

@@ -25,7 +25,7 @@ from launch import cli
 from launch.bench.kernels import timing
 from launch.bench.report import write_report
 from resjax.interop import huggingface
-from resjax.models.decoder import Decoder
+from resjax.models import Decoder
 from resjax.train import experiment
 
 _LAYERS = flags.DEFINE_integer("layers", 12, "Layers.", lower_bound=1)

@@ -23,8 +23,7 @@ from configs import base
 from launch import cli
 from launch.bench.kernels import timing
 from launch.bench.report import write_report
-from resjax.models.decoder import Decoder
-from resjax.models.loss import loss_sums
+from resjax.models import Decoder, loss_sums
 from resjax.study.evaluation import Scored, Scorer
 from resjax.train import experiment
 

@@ -29,8 +29,7 @@ from flax import nnx
 from configs import ablations, base
 from launch import cli
 from resjax.interop import huggingface
-from resjax.models.decoder import Decoder
-from resjax.models.sampling import generate
+from resjax.models import Decoder, generate
 from resjax.train import experiment
 
 _PYTHON = flags.DEFINE_string("python", None, "The Python of an environment with vLLM.")

@@ -20,7 +20,7 @@ from configs import base
 from launch import cli
 from launch.bench import timed_step
 from launch.bench.report import write_report
-from resjax.train.runs.config import Run
+from resjax.train.runs import Run
 
 DENSE = "dense"
 _MODEL = flags.DEFINE_enum(

@@ -26,12 +26,10 @@ from ml_collections import ConfigDict
 from configs import ablations, gpt2_124m, llama_1p3b
 from launch import cli
 from resjax import combinators
-from resjax.aot import absent_devices, compile_step
-from resjax.aot.memory import GIB, DoesNotFitError
-from resjax.models.flops import forward_flops_per_token
-from resjax.models.model_def import ModelDef
+from resjax.aot import GIB, DoesNotFitError, absent_devices, compile_step
+from resjax.models import ModelDef, forward_flops_per_token
 from resjax.train import experiment
-from resjax.train.runs.config import Run
+from resjax.train.runs import Run
 
 _ONLY = flags.DEFINE_list("only", [], "Names of the systems to compile; default: all.")
 _AGAIN = flags.DEFINE_bool("again", False, "Compile the systems of --only again.")

@@ -11,10 +11,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from launch.bench.kernels import timing
-from resjax.models.flops import training_flops_per_token
-from resjax.train import experiment, metrics, program
-from resjax.train.runs.config import Run
-from resjax.train.state import init_state
+from resjax.models import training_flops_per_token
+from resjax.train import experiment, init_state, metrics, program
+from resjax.train.runs import Run
 
 _NAMED = 120  # characters of a kernel's name that are kept
 

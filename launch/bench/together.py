@@ -21,10 +21,9 @@ from configs import tiny
 from launch import cli
 from launch.bench.kernels import timing
 from launch.bench.report import write_report
-from resjax.base.typing import PyTree
-from resjax.train import experiment, program, together
-from resjax.train.runs.config import Run
-from resjax.train.state import init_state
+from resjax.base import PyTree
+from resjax.train import experiment, init_state, program, together
+from resjax.train.runs import Run
 
 _RUNS = flags.DEFINE_integer("runs", 5, "Number of runs.", lower_bound=2)
 _RESIDUAL = flags.DEFINE_string("residual", "standard", "Combinator.")

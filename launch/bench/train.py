@@ -30,7 +30,7 @@ from typing import Any
 from absl import flags
 
 from launch import cli
-from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.base.records import METRICS_FILE, read_metrics
 from resjax.train.checkpoint import reader
 from resjax.train.runs import workdir
 
@@ -176,7 +176,7 @@ def _losses(records: Records) -> list:
 
 
 def _last_step(folder: Path) -> int:
-  path = folder / FILE_NAME
+  path = folder / METRICS_FILE
   records = read_metrics(path) if path.exists() else []
   return records[-1]["step"] if records else -1
 
@@ -185,7 +185,7 @@ def _train(folder: Path, options: Options) -> Records:
   code = _start(folder, options).wait()
   if code:
     raise ValueError(f"resjax train ended with exit code {code}, for the reason above")
-  return read_metrics(folder / FILE_NAME)
+  return read_metrics(folder / METRICS_FILE)
 
 
 def _start(folder: Path, options: Options) -> subprocess.Popen:

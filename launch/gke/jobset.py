@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch.shell import COORDINATOR_PORT, EXIT, supervised
-from resjax.base.hardware.slices import TpuSlice
+from resjax.base.hardware import TpuSlice
 
 _JOB = "hosts"  # name of the replicated job; pods are called NAME-hosts-SLICE-HOST-...
 _INDEX = "batch.kubernetes.io/job-completion-index"

@@ -21,8 +21,7 @@ from launch import cli, flag_check, launcher_args, preflight, shell_steps
 from launch.shell_steps import Step
 from launch.slurm.script import SlurmJob, script
 from resjax.base import redaction
-from resjax.base.hardware import gpu_nodes
-from resjax.base.hardware.chips import GPU_TARGETS
+from resjax.base.hardware import GPU_TARGETS, gpu_nodes
 
 _NAME = flags.DEFINE_string("name", "", "Name of the job.")
 _NODES = flags.DEFINE_integer("nodes", 1, "Number of nodes.", lower_bound=1)

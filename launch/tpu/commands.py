@@ -8,7 +8,7 @@ from pathlib import Path
 from launch.shell_steps import Step
 from launch.tpu import remote
 from launch.tpu.code import NOT_SENT, Code
-from resjax.base.hardware.slices import TpuSlice
+from resjax.base.hardware import TpuSlice
 
 _GROUP = ("gcloud", "compute", "tpus", "queued-resources")
 ENDED = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")

@@ -10,10 +10,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from resjax.base.hardware import gpu_nodes, slices
-from resjax.base.hardware.chips import GPU_DRIVER_BYTES, GpuTarget
-from resjax.base.hardware.gpu_nodes import GpuNodes
-from resjax.base.hardware.slices import TpuSlice
+from resjax.base.hardware import GPU_DRIVER_BYTES, GpuNodes, GpuTarget, TpuSlice, gpu_nodes, slices
 
 # Without these libtpu asks the machine, over the network, which TPU it has.
 ENVIRONMENT = {

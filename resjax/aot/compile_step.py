@@ -15,11 +15,10 @@ from resjax.aot.hlo_calls import unknown_loops
 from resjax.aot.matrix_flops import matrix_flops
 from resjax.aot.memory import DoesNotFitError, Memory, count_arguments, measure, refusal
 from resjax.aot.passes import Passes, count_passes
-from resjax.base.hardware.chips import find_target
-from resjax.models.flops import training_flops_per_token
-from resjax.train import program
-from resjax.train.compilation import compile_lowered
-from resjax.train.runs.config import Run
+from resjax.base.hardware import find_target
+from resjax.models import training_flops_per_token
+from resjax.train import compile_lowered, program
+from resjax.train.runs import Run
 
 
 @dataclasses.dataclass(frozen=True)

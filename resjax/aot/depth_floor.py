@@ -10,9 +10,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from resjax.combinators.base import Combinator
-from resjax.combinators.streams import ResidualStreams
-from resjax.combinators.systems.attn_res import AttnRes, BlockAttnRes
+from resjax.combinators import AttnRes, BlockAttnRes, Combinator, ResidualStreams
 from resjax.kernels.depth_attention import bf16_remainder, two_phase_moves_less
 
 _WORD = jnp.int16  # in which the kernels keep low bits

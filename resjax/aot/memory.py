@@ -6,8 +6,7 @@ from typing import Any
 
 import jax
 
-from resjax.train.dry_run import bytes_per_device
-from resjax.train.program import Program
+from resjax.train import Program, bytes_per_device
 
 GIB = 2**30
 _SIZE = r"([\d.]+)([KMGT]?)"

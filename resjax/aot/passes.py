@@ -15,7 +15,7 @@ from resjax.aot.hlo_calls import runs
 from resjax.aot.hlo_integers import Integers
 from resjax.aot.moved_bytes import Moved, moved, num_valid, reads_by_count
 from resjax.aot.parts import PARTS, Parts
-from resjax.train.runs.config import Run
+from resjax.train.runs import Run
 
 _BYTES = 2  # of a bfloat16
 

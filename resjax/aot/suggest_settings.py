@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 from resjax.aot.compile_step import Report
 from resjax.aot.memory import GIB, DoesNotFitError
-from resjax.models.depth import REMAT
-from resjax.train.runs.config import Run
+from resjax.models import REMAT
+from resjax.train.runs import Run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from resjax.aot.suggest_settings import Try
 from resjax.aot.verify_changes import Verified
 from resjax.base import terminal
 from resjax.base.hardware import compiler_options
-from resjax.train.runs.config import Run
+from resjax.train.runs import Run
 
 
 def show_target(run: Run, target: AbsentSlices, console: Console) -> None:

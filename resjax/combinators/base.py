@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 import jax
 from flax import nnx
 
+from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, PyTree
 from resjax.combinators import costs
 from resjax.combinators.pre_norm import Norms
 

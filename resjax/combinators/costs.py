@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.extend import core
 
+from resjax.base import Array
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array
 
 if TYPE_CHECKING:
   from resjax.combinators.base import Combinator

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.combinators.base import Layer
 from resjax.combinators.short_conv import latest
 

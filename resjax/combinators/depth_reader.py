@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 from resjax.combinators.base import OUTPUT, Layer, Strategy, check_option
 from resjax.combinators.depth_scores import DepthScores, Flag, Reader
 from resjax.combinators.pre_norm import PreNorm

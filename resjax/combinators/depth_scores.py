@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from resjax.base.typing import Array, aligned, wide_dtype
+from resjax.base import Array, aligned, wide_dtype
 from resjax.combinators.base import check_flag, check_option
 from resjax.combinators.numerics import project, recomputed, rms_normalized
 from resjax.kernels.depth_attention import Sources, depth_sum

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.combinators.base import Layer, check_option
 from resjax.combinators.streams import Reading, ResidualStreams, one_hot_reads
 from resjax.kernels.streams import Pending

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.combinators.base import Layer, TokenContext, Views
 from resjax.combinators.source import DepthState, SourceMixer
 from resjax.kernels.depth_attention import Sources

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base.typing import Array, aligned, wide_dtype, wider
+from resjax.base import Array, aligned, wide_dtype, wider
 
 # The reverse pass computes such a function again from its arguments. Thus it keeps these alone, in
 # the dtype of the activations, and no float32 copies.

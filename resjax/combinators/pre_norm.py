@@ -7,7 +7,7 @@ from typing import TypeGuard
 import jax
 import jax.numpy as jnp
 
-from resjax.base.typing import Array, aligned, wide_dtype
+from resjax.base import Array, aligned, wide_dtype
 
 
 @jax.tree_util.register_dataclass

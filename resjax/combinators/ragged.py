@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from resjax.base.typing import Array
+from resjax.base import Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from resjax.base.sharding.axis_types import laid_out
-from resjax.base.typing import Array, wide_dtype
+from resjax.base import Array, wide_dtype
+from resjax.base.sharding import laid_out
 from resjax.combinators.numerics import recomputed
 from resjax.kernels import sum_of_products
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 from resjax.combinators.base import Combinator, Layer, Strategy, Views
 from resjax.kernels.depth_attention import Sources
 

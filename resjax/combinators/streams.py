@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from resjax.base.typing import Array, PyTree, wide_dtype
+from resjax.base import Array, PyTree, wide_dtype
 from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_option
 from resjax.combinators.pre_norm import Norms, PreNorm
 from resjax.kernels import sum_of_products

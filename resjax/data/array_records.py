@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import writer
 from tensorflow_datasets.proto import tf_example_pb2
 
-from resjax.base.library_paths import LocalPath
+from resjax.base import LocalPath
 from resjax.data import built, storage
 from resjax.data.config import DataConfig
 

@@ -16,8 +16,7 @@ from typing import Annotated
 import msgspec
 from absl import logging
 
-from resjax.base import locations, manifest, typed_json
-from resjax.base.manifest import Damaged
+from resjax.base import Damaged, locations, manifest, typed_json
 from resjax.data import mirror
 from resjax.data.config import VERIFY
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from resjax.base.ranges import AS_SEED, MAX_SEED, check_seed, check_types
+from resjax.base import AS_SEED, MAX_SEED, check_seed, check_types
 from resjax.data.synthetic import tasks
 from resjax.data.synthetic.tasks import Task
 

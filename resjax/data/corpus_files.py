@@ -13,8 +13,7 @@ from typing import Any
 import fsspec
 from absl import logging
 
-from resjax.base import locations
-from resjax.base.locations import Location
+from resjax.base import Location, locations
 from resjax.data import dropped
 
 _TICK_NS = 2_000_000_000  # The longest tick of the times of any file system in use.

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from absl import logging
 
-from resjax.base import locations
-from resjax.base.manifest import Damaged
+from resjax.base import Damaged, locations
 from resjax.data import built, mirror, storage, summary, tokenizer
 from resjax.data.config import DataConfig, TokenizerConfig
 from resjax.data.summary import CorpusSummary, DatasetSummary, SplitSummary, StoredSummary

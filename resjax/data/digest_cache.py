@@ -11,8 +11,7 @@ import json
 
 from absl import logging
 
-from resjax.base import locations, typed_json
-from resjax.base.locations import Location
+from resjax.base import Location, locations, typed_json
 from resjax.data import mirror, storage
 from resjax.data.sources import Source
 from resjax.data.text_digest import TextDigest

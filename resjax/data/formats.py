@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from absl import logging
 
-from resjax.base.locations import Location
+from resjax.base import Location
 from resjax.data import dropped, json_text, plain_bytes, readers
 from resjax.data.config import CorpusConfig, SettingNames
 from resjax.data.corpus_files import File, FoundFiles, spelled

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import fsspec
 
-from resjax.base import locations, manifest
-from resjax.base.locations import Location
+from resjax.base import Location, locations, manifest
 
 
 def local(root: str) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from resjax.base.typing import NOT_ASKED
+from resjax.base import NOT_ASKED
 from resjax.data.special_tokens import Around
 
 PADDING = -1  # Fills the last row behind the end of the stream.

@@ -14,8 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-from resjax.base import locations
-from resjax.base.locations import Location
+from resjax.base import Location, locations
 from resjax.data import corpus_files
 
 _COMPRESSED = {

@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from resjax.base import locations, typed_json
-from resjax.base.locations import Location
+from resjax.base import Location, locations, typed_json
 from resjax.data import special_tokens
 from resjax.data.config import MARKUP
 from resjax.data.model_ids import GENERATION, EndIds, Given, ModelIds, unique

@@ -5,8 +5,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
-from resjax.base import locations
-from resjax.base.locations import Location
+from resjax.base import Location, locations
 from resjax.data import corpus_files, json_text, plain_bytes
 from resjax.data.config import SettingNames
 

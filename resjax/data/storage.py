@@ -14,8 +14,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from resjax.base import locations
-from resjax.base.manifest import Damaged
+from resjax.base import Damaged, locations
 from resjax.data import built, packing
 from resjax.data.packing import PADDING
 

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from resjax.base import typed_json
-from resjax.base.manifest import Damaged
+from resjax.base import Damaged, typed_json
 from resjax.data.built import Count
 from resjax.data.config import SPLITS
 

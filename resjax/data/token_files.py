@@ -6,8 +6,7 @@ header of 256 int32 (20240520, 1, the number of tokens), uint16 tokens, an end o
 
 import numpy as np
 
-from resjax.base import locations
-from resjax.base.locations import Location
+from resjax.base import Location, locations
 from resjax.data import corpus_files
 
 MAGIC, VERSION = 20240520, 1

@@ -9,8 +9,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from resjax.base import locations, typed_json
-from resjax.base.locations import Location
+from resjax.base import Location, locations, typed_json
 from resjax.data.config import BYTE_VOCAB
 from resjax.data.pretrained_tokenizer import (
   MAIN,

@@ -9,9 +9,9 @@ from flax.core import meta
 from flax.core.scope import subtract_filters
 
 from resjax import combinators
-from resjax.base.typing import Array, PyTree
-from resjax.models.residual_stream import Initializer, branch_init, run_blocks
-from resjax.models.residual_stream import ResidualStream as ResidualStream
+from resjax.base import Array, PyTree
+from resjax.models import Initializer, branch_init, run_blocks
+from resjax.models import ResidualStream as ResidualStream
 
 
 def combinator(name: str, **sizes_and_options: Any) -> combinators.Combinator:

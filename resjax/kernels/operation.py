@@ -26,8 +26,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, PyTree
 
 REFERENCE = "reference"
 # The packages of kernels in order of preference, and the platform on which each of them runs.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base.typing import Array, wider
+from resjax.base import Array, wider
 
 _FEW = 32
 

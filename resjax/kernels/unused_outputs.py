@@ -14,7 +14,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval
 
-from resjax.base.typing import Array
+from resjax.base import Array
 
 Run = Callable[..., Sequence[Array]]
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from resjax.base.sharding.axis_types import laid_out, typed_like
-from resjax.base.typing import Array, PyTree
-from resjax.combinators.source import DepthState, SourceCombinator
+from resjax.base import Array, PyTree
+from resjax.base.sharding import laid_out, typed_like
+from resjax.combinators import DepthState, SourceCombinator
 from resjax.kernels.depth_attention import Sources, make_bank, store
 from resjax.models.layer_stack import Carried, LayerStep, Stack
 

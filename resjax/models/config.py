@@ -5,13 +5,10 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from resjax.base.ranges import check_types
+from resjax.base import check_types
 from resjax.kernels.self_attention import IMPLEMENTATIONS, Scores
 from resjax.models.depth import REMAT
-from resjax.nn.mlp import MLPS
-from resjax.nn.norm import NORM_GATES, NORMS
-from resjax.nn.rope import SCALINGS, Rope, RopeScaling
-from resjax.nn.values import GATES
+from resjax.nn import GATES, MLPS, NORM_GATES, NORMS, SCALINGS, Rope, RopeScaling
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 # Sizes beyond these are mistakes, and would take hours or all memory before they are noticed.

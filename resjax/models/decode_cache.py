@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 from resjax.combinators import Combinator
 from resjax.models.config import DecoderConfig
-from resjax.nn.kv_cache import KeyValues
+from resjax.nn import KeyValues
 
 
 class TokensInRows(NamedTuple):

@@ -11,21 +11,16 @@ from flax import nnx
 from jax import lax
 
 from resjax import combinators
+from resjax.base import Array, PyTree, wide_dtype
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, PyTree, wide_dtype
-from resjax.combinators.base import OUTPUT
-from resjax.combinators.pre_norm import Norms
+from resjax.combinators import OUTPUT, Norms
 from resjax.kernels.self_attention import Window
 from resjax.models import depth
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import DecodeCache, FirstTokens, TokensInCache, TokensInRows
 from resjax.models.layer import Layer, check_norm_gate, decoder_norm
 from resjax.models.values import ValueMixing, ValueParameters, ValueRows
-from resjax.nn.embed import Embedding
-from resjax.nn.keys import Keys
-from resjax.nn.kv_cache import KeyValues
-from resjax.nn.norm import Identity
-from resjax.nn.rope import Rotation
+from resjax.nn import Embedding, Identity, Keys, KeyValues, Rotation
 
 T = TypeVar("T")
 

@@ -15,12 +15,11 @@ import jax
 from flax import nnx
 from jax import lax
 
-from resjax.base.typing import Array, PyTree
-from resjax.combinators.base import Combinator, TokenContext, Views
-from resjax.combinators.pre_norm import Norms
+from resjax.base import Array, PyTree
+from resjax.combinators import Combinator, Norms, TokenContext, Views
 from resjax.models.depth_strategies import STRATEGIES, loop
 from resjax.models.layer_stack import Carried, LayerStep, Stack
-from resjax.nn.linear import PRODUCT
+from resjax.nn import PRODUCT
 
 # Ordered by how much is recomputed, the least first: a search for memory goes through them.
 _POLICIES = {

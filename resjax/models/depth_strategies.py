@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base.typing import Array, PyTree
-from resjax.combinators.base import Combinator
+from resjax.base import Array, PyTree
+from resjax.combinators import Combinator
 from resjax.models.block_loop import block_loop
 from resjax.models.layer_stack import Carried, LayerStep, Stack
 

@@ -3,7 +3,7 @@
 from resjax.combinators import Combinator
 from resjax.models.config import DecoderConfig
 from resjax.models.layer import normed_views
-from resjax.nn.mlp import is_gated
+from resjax.nn import is_gated
 
 
 def forward_flops_per_token(config: DecoderConfig, combinator: Combinator, seq_len: int) -> float:

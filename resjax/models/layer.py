@@ -7,19 +7,25 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax import combinators
+from resjax.base import Array
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array
-from resjax.combinators.pre_norm import Norms, PreNorm
+from resjax.combinators import Norms, PreNorm
 from resjax.kernels.self_attention import ALL_EARLIER, Window
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import FirstTokens, TokensInCache, TokensInRows
-from resjax.nn.attention import Attention
-from resjax.nn.keys import Keys
-from resjax.nn.kv_cache import KeyValues
-from resjax.nn.mlp import MLP
-from resjax.nn.norm import Identity, Norm, NormGate, norm
-from resjax.nn.rope import NOT_ROTATED, Rotation
-from resjax.nn.values import ValueMixer
+from resjax.nn import (
+  MLP,
+  NOT_ROTATED,
+  Attention,
+  Identity,
+  Keys,
+  KeyValues,
+  Norm,
+  NormGate,
+  Rotation,
+  ValueMixer,
+  make_norm,
+)
 
 # The sublayers of a site that has several; every other site is its only sublayer.
 _PARTS = {"parallel": ("attention", "mlp")}
@@ -277,7 +283,7 @@ def _pre_norm(config: DecoderConfig, combinator: combinators.Combinator, rngs: n
 
 def decoder_norm(config: DecoderConfig, rngs: nnx.Rngs) -> Norm:
   """Returns a norm over D of the config's kind."""
-  return norm(
+  return make_norm(
     config.norm,
     config.d_model,
     eps=config.norm_eps,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from resjax.base.typing import PyTree
+from resjax.base import PyTree
 
 
 class Carried(NamedTuple):

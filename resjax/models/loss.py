@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from resjax.base.typing import NOT_ASKED, Array
+from resjax.base import NOT_ASKED, Array
 from resjax.models.decoder import Decoder
 from resjax.models.losses import LossSums, cross_entropy, sharded_cross_entropy
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from resjax.base.sharding.axis_types import whole
-from resjax.base.typing import Array, aligned, rounded
+from resjax.base import Array, aligned, rounded
+from resjax.base.sharding import whole
 
 
 @jax.tree_util.register_dataclass

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, PyTree
 from resjax.models.config import DecoderConfig
 from resjax.models.decoder import Decoder
 from resjax.models.parameters import Parameter, failures, refuse

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from resjax.base.typing import Array, PyTree
-from resjax.combinators.base import Combinator, Layer, TokenContext
+from resjax.base import Array, PyTree
+from resjax.combinators import Combinator, Layer, TokenContext
 from resjax.models import depth
 from resjax.models.layer_stack import Carried, Stack
 

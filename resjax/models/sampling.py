@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import DecodeCache
 from resjax.models.decoder import Decoder

@@ -8,14 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, PyTree
 from resjax.models.config import DecoderConfig
 from resjax.models.depth import SiteVisit
-from resjax.nn.keys import Keys
-from resjax.nn.kv_cache import KeyValues
-from resjax.nn.linear import Linear
-from resjax.nn.values import DepthValues, GatedValues, ValueMixer, ValueResidual
+from resjax.nn import DepthValues, GatedValues, Keys, KeyValues, Linear, ValueMixer, ValueResidual
 
 
 class ValueRows(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from resjax.base import Array
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array
 from resjax.kernels.self_attention import (
   ALL_EARLIER,
   PLAIN,
@@ -20,7 +20,7 @@ from resjax.kernels.self_attention import (
 from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import Linear, shared
-from resjax.nn.norm import Identity, Norm, norm
+from resjax.nn.norm import Identity, Norm, make_norm
 from resjax.nn.rope import NOT_ROTATED, Rotation, rope
 from resjax.nn.values import Projected, ValueMixer
 
@@ -90,8 +90,8 @@ class Attention(nnx.Module):
     each: dict[str, Any] = {"eps": norm_eps, "bias": False, "dtype": dtype, "rngs": rngs}
     widths = {"head": (head_dim, head_dim), "heads": (size, kv_size)}.get(qk_norm)
     self.norm_axes = 2 if qk_norm == "heads" else 1
-    self.q_norm = norm("rmsnorm", widths[0], **each) if widths else Identity()
-    self.k_norm = norm("rmsnorm", widths[1], **each) if widths else Identity()
+    self.q_norm = make_norm("rmsnorm", widths[0], **each) if widths else Identity()
+    self.k_norm = make_norm("rmsnorm", widths[1], **each) if widths else Identity()
 
   @jax.named_scope("attention")
   def __call__(

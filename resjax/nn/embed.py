@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.sharding import Layout
-from resjax.base.sharding.axis_types import take_rows
-from resjax.base.typing import Array
+from resjax.base import Array
+from resjax.base.sharding import Layout, take_rows
 from resjax.nn.keys import Keys
 
 # TPUs keep narrower rows as if they were so wide.

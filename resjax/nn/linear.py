@@ -11,9 +11,8 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from resjax.base.sharding import Layout
-from resjax.base.sharding.axis_types import cotangent, whole
-from resjax.base.typing import Array, aligned, rounded, wide_dtype
+from resjax.base import Array, aligned, rounded, wide_dtype
+from resjax.base.sharding import Layout, cotangent, whole
 
 PRODUCT = "product"  # the name of every linear map's result, for policies of recomputation
 

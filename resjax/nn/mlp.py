@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from resjax.base import Array
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array
 from resjax.nn.keys import Keys
 from resjax.nn.linear import Linear, shared
 

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from resjax.base import Array, promoting, wide_dtype
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, promoting, wide_dtype
 from resjax.nn.keys import Keys
 from resjax.nn.linear import Linear
 
@@ -43,7 +43,7 @@ class LayerNorm(nnx.LayerNorm):
 Norm = nnx.RMSNorm | nnx.LayerNorm | Identity
 
 
-def norm(
+def make_norm(
   name: str,
   width: int,
   *,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from resjax.base.typing import Array, aligned, wide_dtype
+from resjax.base import Array, aligned, wide_dtype
 
 SCALINGS = ("none", "linear", "llama3", "yarn", "longrope")
 

@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from resjax.base import Array, wide_dtype
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, wide_dtype
 from resjax.kernels import sum_of_products
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import Linear

@@ -134,7 +134,7 @@ def add_corpora(config: Any, names: Iterable[str]) -> None:
       meant = f"did you mean {near[0]!r}? " if near else ""
       known = f"there is no corpus {name!r} beside {', '.join(corpora.keys())}"
       raise ValueError(f"{path}.{key}: {known}; {meant}a new one needs {path}.source")
-    from resjax.data.config import CorpusConfig  # takes a while that few configs need to wait
+    from resjax.data import CorpusConfig  # takes a while that few configs need to wait
 
     with corpora.unlocked():
       corpora[name] = ConfigDict(dataclasses.asdict(CorpusConfig("")))

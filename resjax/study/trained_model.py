@@ -14,10 +14,8 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import checksums
-from resjax.data import prefix
-from resjax.data.special_tokens import Around
-from resjax.data.tokenizer import Tokenizer
-from resjax.models.decoder import Decoder
+from resjax.data import Around, Tokenizer, prefix
+from resjax.models import Decoder
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

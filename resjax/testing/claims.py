@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import PyTree
-from resjax.combinators import Combinator, Standard, costs
-from resjax.combinators.base import OUTPUT, SIZES
+from resjax.base import PyTree
+from resjax.combinators import OUTPUT, SIZES, Combinator, Standard, costs
 from resjax.testing import toy
 from resjax.testing.compare import ALIKE, assert_close, relative_errors
 from resjax.testing.subject import Subject

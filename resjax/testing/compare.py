@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from resjax.base.typing import PyTree
+from resjax.base import PyTree
 
 ALIKE = 1e-5  # relative, in float32, for what a norm makes equal up to its eps
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from resjax.base import PyTree
 from resjax.base.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
-from resjax.base.typing import PyTree
 from resjax.combinators import Combinator, PreNorm
 from resjax.models import depth
 from resjax.testing import toy

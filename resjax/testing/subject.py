@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from resjax.base.typing import PyTree
+from resjax.base import PyTree
 from resjax.combinators import Combinator
 from resjax.testing import toy
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.base.typing import PyTree
+from resjax.base import PyTree
 from resjax.combinators import TokenContext
 from resjax.models import depth
 from resjax.testing import toy

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from resjax import combinators
-from resjax.base.typing import Array, PyTree, aligned, wide_dtype
+from resjax.base import Array, PyTree, aligned, wide_dtype
 from resjax.combinators import Combinator, Views
 from resjax.models import depth
 

@@ -9,13 +9,8 @@ from collections.abc import Mapping, Sequence
 import jax
 from rich.console import Console
 
-from resjax.base import processes
-from resjax.base.manifest import Damaged
-from resjax.data import dataset
-from resjax.data.build_table import build_and_show
-from resjax.data.config import DataConfig
-from resjax.data.dataset import Check
-from resjax.data.summary import DatasetSummary
+from resjax.base import Damaged, processes
+from resjax.data import Check, DataConfig, DatasetSummary, build_and_show, dataset
 from resjax.train.runs.config import Run
 from resjax.train.runs.environment import package_version
 

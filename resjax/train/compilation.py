@@ -9,7 +9,7 @@ import jax
 from jax.stages import Compiled, Lowered
 
 from resjax.base import processes
-from resjax.base.processes.signals import StopRequest
+from resjax.base.processes import StopRequest
 from resjax.train.program import Program
 
 _POLL = 0.1  # seconds

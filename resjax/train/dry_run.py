@@ -7,8 +7,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from resjax.base import terminal
-from resjax.base.typing import PyTree
+from resjax.base import PyTree, terminal
 from resjax.data import source_check
 from resjax.train import program, run_tables
 from resjax.train.runs.config import Run

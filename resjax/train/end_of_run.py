@@ -6,10 +6,9 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from resjax.base import locations
-from resjax.base.locations import Location
-from resjax.base.records.metrics_log import FILE_NAME, read_metrics
-from resjax.study.trained_model import TrainedModel
+from resjax.base import Location, locations
+from resjax.base.records import METRICS_FILE, read_metrics
+from resjax.study import TrainedModel
 from resjax.train import run_tables
 from resjax.train.evaluate import SPLIT
 from resjax.train.result import TrainingResult
@@ -27,7 +26,7 @@ def finish(trainer: Trainer, console: Console) -> TrainingResult:
   """
   run, folder = trainer.run, workdir.place(trainer.run.workdir)
   first = jax.process_index() == 0  # the consoles of others are quiet
-  records = read_metrics(folder / FILE_NAME) if first else []
+  records = read_metrics(folder / METRICS_FILE) if first else []
   figures = _show_alignment(trainer, records, console) if first else []
   step = trainer.checkpoints.latest
   assert step is not None  # the last step of a run is saved
@@ -44,7 +43,7 @@ def finish(trainer: Trainer, console: Console) -> TrainingResult:
     if first and (trainer.recorded or not (folder / SAMPLE).exists()):
       locations.write_text(folder / SAMPLE, text)
   console.print(trainer.ledger.table())
-  files = [("metrics", folder / FILE_NAME), *(("plot", file) for file in figures)]
+  files = [("metrics", folder / METRICS_FILE), *(("plot", file) for file in figures)]
   for kind, file in [*files, ("checkpoint", newest)]:
     console.print(f"{kind:12}{file}", markup=False, soft_wrap=True)
   run_tables.show_result(records, console)  # in the last screen of a terminal

@@ -6,14 +6,12 @@ from typing import NamedTuple
 
 import jax
 
+from resjax.base import PyTree
 from resjax.base.sharding import Layout
-from resjax.base.typing import PyTree
-from resjax.data.pipeline import Batch as HostBatch
-from resjax.data.pipeline import evaluation_batches, task_of
-from resjax.data.summary import DatasetSummary
-from resjax.data.synthetic.asked import by_level
-from resjax.data.synthetic.tasks import Task
-from resjax.models.losses import LossSums
+from resjax.data import Batch as HostBatch
+from resjax.data import DatasetSummary, evaluation_batches, task_of
+from resjax.data.synthetic import Task, by_level
+from resjax.models import LossSums
 from resjax.train.metrics import bits_per_byte
 from resjax.train.step import Batch
 

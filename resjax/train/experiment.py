@@ -11,10 +11,9 @@ from ml_collections import ConfigDict
 from resjax import combinators
 from resjax.base import ranges
 from resjax.base.sharding import Layout, MeshConfig, Rules, ShardingConfig, make_layout
-from resjax.data.config import DOCUMENTS, MARKUP, DataConfig
+from resjax.data import DOCUMENTS, MARKUP, DataConfig
 from resjax.interop import huggingface
-from resjax.models.config import DecoderConfig, ResidualConfig
-from resjax.models.layer import check_norm_gate
+from resjax.models import DecoderConfig, ResidualConfig, check_norm_gate
 from resjax.train import optim
 from resjax.train.checkpoint.config import CheckpointConfig
 from resjax.train.runs import divisibility, parents, workdir

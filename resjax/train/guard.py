@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, PyTree
 from resjax.train.runs.config import MAX_SPIKE_WINDOW, HealthConfig
 
 # No advice to raise the limit is given for updates so many times above it: what they leave would be

@@ -8,14 +8,10 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from resjax.base import processes, terminal
-from resjax.base.locations import Location
-from resjax.base.processes import signals
-from resjax.base.processes.watchdog import FILE_NAME as STACKS
-from resjax.base.processes.watchdog import Watchdog
-from resjax.base.records import metrics_log
-from resjax.base.records.time_ledger import Ledger
-from resjax.data.summary import DatasetSummary
+from resjax.base import Location, processes, terminal
+from resjax.base.processes import STACKS, Watchdog, signals
+from resjax.base.records import Ledger, metrics_log
+from resjax.data import DatasetSummary
 from resjax.train import common_start, program, run_tables
 from resjax.train.checkpoint.identity import Identity
 from resjax.train.checkpoint.manager import Checkpoints

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from resjax.base import locations
-from resjax.base.locations import Location
-from resjax.base.typing import PyTree
+from resjax.base import Location, PyTree, locations
 
 ANNOTATION = "train"
 

@@ -9,9 +9,8 @@ import optax
 from jax.stages import Wrapped
 
 from resjax.base.sharding import Layout
-from resjax.models.model_def import ModelDef
-from resjax.study.analysis.measurement import make_probe_step
-from resjax.study.analysis.probing import PROBED, ProbeConfig
+from resjax.models import ModelDef
+from resjax.study.analysis import PROBED, ProbeConfig, make_probe_step
 from resjax.train import optim
 from resjax.train.runs.config import Run
 from resjax.train.state import TrainState, abstract_state

@@ -6,13 +6,17 @@ from contextlib import AbstractContextManager
 import jax
 import numpy as np
 
-from resjax.base.records.metrics_log import FILE_NAME, MetricLogger, read_metrics
-from resjax.base.records.progress import Progress
-from resjax.base.records.step_time import StepTime
-from resjax.base.records.time_ledger import Ledger, carried
-from resjax.models.flops import training_flops_per_token
-from resjax.study.analysis import alignment_record, depth_positions
-from resjax.study.analysis.alignment import Alignment
+from resjax.base.records import (
+  METRICS_FILE,
+  Ledger,
+  MetricLogger,
+  Progress,
+  StepTime,
+  carried,
+  read_metrics,
+)
+from resjax.models import training_flops_per_token
+from resjax.study.analysis import Alignment, alignment_record, depth_positions
 from resjax.train import guard, metrics
 from resjax.train.checkpoint.manager import Checkpoints
 from resjax.train.evaluate import summary
@@ -57,7 +61,7 @@ class Recorder:
     self.runs = 1
     self.step_bytes: int | None = None
     first = jax.process_index() == 0
-    path = workdir.place(run.workdir) / FILE_NAME
+    path = workdir.place(run.workdir) / METRICS_FILE
     if first and path.exists():  # the logger then drops the records after the checkpoint
       ledger.resume(carried(read_metrics(path), start))
     self._logger = MetricLogger(

@@ -4,13 +4,11 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from resjax.base import terminal
-from resjax.base.locations import Location
-from resjax.base.records.metrics_log import FILE_NAME
-from resjax.base.records.metrics_table import MetricsTable, read_table
-from resjax.data.tokenizer import Tokenizer
-from resjax.models.decoder import Decoder
-from resjax.study.trained_model import TrainedModel
+from resjax.base import Location, terminal
+from resjax.base.records import METRICS_FILE, MetricsTable, read_table
+from resjax.data import Tokenizer
+from resjax.models import Decoder
+from resjax.study import TrainedModel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,7 +42,7 @@ class TrainingResult:
   @functools.cached_property
   def metrics(self) -> MetricsTable:
     """The metrics of all its steps, those of earlier processes included."""
-    return read_table(self.workdir / FILE_NAME)
+    return read_table(self.workdir / METRICS_FILE)
 
   def _repr_html_(self) -> str:
     """Returns what a notebook shows: where the run lies, and its figures."""

@@ -6,15 +6,11 @@ from html import escape
 from typing import Any
 
 from resjax import combinators
-from resjax.base import locations
-from resjax.base.locations import Location
-from resjax.base.records import time_ledger
-from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.base import Location, locations
+from resjax.base.records import FILE_NAME, read_metrics, time_ledger
 from resjax.study import config_tree
-from resjax.study.analysis import depth_positions, plots
-from resjax.study.analysis.alignment import Alignment
-from resjax.study.analysis.report import alignment_figures, alignment_table, parts
-from resjax.study.analysis.report.alignment_figures import TRAJECTORIES
+from resjax.study.analysis import Alignment, depth_positions, plots
+from resjax.study.analysis.report import TRAJECTORIES, alignment_figures, alignment_table, parts
 from resjax.train import run_history, run_tables
 from resjax.train.end_of_run import SAMPLE
 from resjax.train.evaluate import SPLIT

@@ -7,8 +7,7 @@ from rich.console import Console
 
 from resjax.base import terminal
 from resjax.base.hardware import compiler_options
-from resjax.models.flops import training_flops_per_token
-from resjax.models.model_def import ModelDef
+from resjax.models import ModelDef, training_flops_per_token
 from resjax.train import rate_jump
 from resjax.train.optim import parameter_rows, warmup_steps
 from resjax.train.runs import environment, history

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
-from resjax.base.typing import Array, PyTree
-from resjax.models.model_def import ModelDef
+from resjax.base import Array, PyTree
+from resjax.models import ModelDef
 from resjax.train.guard import GuardState, is_masked
 
 

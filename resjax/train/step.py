@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import optax
 from jax.stages import Wrapped
 
-from resjax.base.typing import Array, PyTree
-from resjax.models.loss import loss_sums
-from resjax.models.losses import LossSums
-from resjax.models.model_def import ModelDef
+from resjax.base import Array, PyTree
+from resjax.models import LossSums, ModelDef, loss_sums
 from resjax.train import guard
 from resjax.train.runs.config import HealthConfig, TrainConfig
 from resjax.train.state import TrainState, abstract_state

@@ -10,15 +10,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
-from resjax.base import terminal
-from resjax.base.processes import signals
-from resjax.base.processes.signals import Interrupted, StopRequest
-from resjax.base.processes.watchdog import FILE_NAME as STACKS
-from resjax.base.processes.watchdog import Watchdog
-from resjax.base.records.progress import Progress
-from resjax.base.records.time_ledger import Ledger
-from resjax.base.typing import Array, PyTree
-from resjax.data.text_digest import TextDigest
+from resjax.base import Array, PyTree, terminal
+from resjax.base.processes import STACKS, Interrupted, StopRequest, Watchdog, signals
+from resjax.base.records import Ledger, Progress
+from resjax.data import TextDigest
 from resjax.train import common_start, loop, optim, program
 from resjax.train.end_of_run import finish
 from resjax.train.program import Program

@@ -8,14 +8,10 @@ from typing import Any, NoReturn
 import jax
 
 from resjax.base import processes
-from resjax.base.processes.signals import Interrupted, StopRequest
-from resjax.base.records.metrics_log import FILE_NAME, read_metrics
-from resjax.base.records.progress import Progress
-from resjax.base.records.time_ledger import Ledger
-from resjax.data import tokenizer
-from resjax.data.pipeline import evaluation_batches, train_batches
-from resjax.data.summary import DatasetSummary
-from resjax.study.analysis.measurement import Meter
+from resjax.base.processes import Interrupted, StopRequest
+from resjax.base.records import METRICS_FILE, Ledger, Progress, read_metrics
+from resjax.data import DatasetSummary, evaluation_batches, tokenizer, train_batches
+from resjax.study.analysis import Meter
 from resjax.train import run_tables
 from resjax.train.checkpoint.manager import Checkpoints
 from resjax.train.compilation import compile_steps
@@ -300,7 +296,7 @@ class Trainer:
     A run that is done does not owe an alignment that its last part did not ask for.
     """
     step, folder = self.start or 0, workdir.place(self.run.workdir)
-    path, due = folder / FILE_NAME, self._due(step)
+    path, due = folder / METRICS_FILE, self._due(step)
     if step >= self.run.train.steps and (record := workdir.begun(folder)):
       part = history.at(record.parts, step)
       if part and not part.settings.get("train.alignment_every", True):

@@ -3,7 +3,7 @@
 import json
 
 from configs import ladder
-from resjax.base.records.metrics_log import FILE_NAME
+from resjax.base.records.metrics_log import METRICS_FILE
 from resjax.train import experiment
 from resjax.train.runs import workdir
 
@@ -52,5 +52,5 @@ def write(folder, data="aa", speeds=None, seeds=()):
         {"step": run.train.steps, "train/loss": 1.0, "time/tokens_per_second": speed},
         {"step": run.train.steps, "validation/loss": loss + offset * bool(seeds)},
       ]
-      (own / FILE_NAME).write_text("".join(json.dumps(one) + "\n" for one in records))
+      (own / METRICS_FILE).write_text("".join(json.dumps(one) + "\n" for one in records))
   return folder

@@ -7,7 +7,7 @@ from unittest import mock
 from rich.console import Console
 
 from configs import tiny
-from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.base.records.metrics_log import METRICS_FILE, read_metrics
 from resjax.train import experiment
 from resjax.train.loop import train
 
@@ -40,4 +40,6 @@ def run(config, *, draws: bool = False) -> str:
 
 
 def evaluations(workdir):
-  return [r["validation/loss"] for r in read_metrics(workdir / FILE_NAME) if "validation/loss" in r]
+  return [
+    r["validation/loss"] for r in read_metrics(workdir / METRICS_FILE) if "validation/loss" in r
+  ]

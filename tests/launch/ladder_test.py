@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from configs import ladder
-from resjax.base.records.metrics_log import FILE_NAME
+from resjax.base.records.metrics_log import METRICS_FILE
 from resjax.models.model_def import ModelDef
 from resjax.train.runs import workdir
 from tests.data.conftest import make_texts, write_folder
@@ -60,7 +60,7 @@ def test_an_arm_of_a_known_loss_has_its_multiplier(tmp_path, forked):
 
 def test_an_arm_that_is_not_done_is_left_out(tmp_path, forked):
   folder = ladders.write(tmp_path / "a")
-  metrics = folder / "l4d32-gate" / FILE_NAME
+  metrics = folder / "l4d32-gate" / METRICS_FILE
   lines = metrics.read_text().splitlines()
   lines[-1] = lines[-1].replace(str(json.loads(lines[-1])["validation/loss"]), "null")
   metrics.write_text("\n".join(lines) + "\n")

@@ -12,7 +12,7 @@ from resjax.base.sharding import Layout
 from resjax.nn.embed import Embedding
 from resjax.nn.linear import Linear
 from resjax.nn.mlp import MLP
-from resjax.nn.norm import norm
+from resjax.nn.norm import make_norm
 from resjax.nn.rope import Rope, RopeScaling, Rotation, rope
 from resjax.testing.compare import assert_close
 
@@ -142,7 +142,7 @@ def test_rope_on_a_tpu_makes_no_array_of_half_a_head():
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
 @pytest.mark.parametrize("bias", [False, True])
 def test_layernorm(bias, offset):
-  layer = norm("layernorm", D, eps=1e-5, bias=bias, dtype="float32", rngs=nnx.Rngs(0))
+  layer = make_norm("layernorm", D, eps=1e-5, bias=bias, dtype="float32", rngs=nnx.Rngs(0))
   layer, p = randomised(layer)
   x = np.float64(X + np.float32(offset))  # what float32 holds
   centred = x - x.mean(-1, keepdims=True)
@@ -153,7 +153,7 @@ def test_layernorm(bias, offset):
 
 
 def test_rmsnorm():
-  layer = norm("rmsnorm", D, eps=1e-2, bias=True, dtype="float32", rngs=nnx.Rngs(0))
+  layer = make_norm("rmsnorm", D, eps=1e-2, bias=True, dtype="float32", rngs=nnx.Rngs(0))
   layer, p = randomised(layer)
   want = X / np.sqrt((np.float64(X) ** 2).mean(-1, keepdims=True) + 1e-2) * p["scale"]
   assert set(p) == {"scale"}
@@ -162,7 +162,7 @@ def test_rmsnorm():
 
 @pytest.mark.parametrize("name", ["rmsnorm", "layernorm"])
 def test_norm_statistics_of_bfloat16_are_float32(name):
-  layer = norm(name, 4096, eps=1e-6, bias=False, dtype="bfloat16", rngs=nnx.Rngs(0))
+  layer = make_norm(name, 4096, eps=1e-6, bias=False, dtype="bfloat16", rngs=nnx.Rngs(0))
   x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 4096)), jnp.bfloat16)
   y = layer(x)
   wide = np.float64(x) - (np.float64(x).mean() if name == "layernorm" else 0)

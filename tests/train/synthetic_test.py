@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from configs import synthetic
-from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.base.records.metrics_log import METRICS_FILE, read_metrics
 from resjax.train import experiment
 from resjax.train.loop import train
 
@@ -18,7 +18,7 @@ def trained(tmp_path, task, count=100_000, **settings):
   config.optim.warmup_steps = min(20, config.train.steps // 2)
   with (tmp_path / "output").open("w") as output:
     train(experiment.build(config), Console(file=output))
-  return read_metrics(tmp_path / "run" / FILE_NAME)
+  return read_metrics(tmp_path / "run" / METRICS_FILE)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from configs import tiny
 from resjax.aot import absent_devices
-from resjax.base.records.metrics_log import FILE_NAME, read_metrics
+from resjax.base.records.metrics_log import METRICS_FILE, read_metrics
 from resjax.train import experiment, program, together
 from resjax.train.loop import train
 from resjax.train.runs import same_program
@@ -128,7 +128,7 @@ def test_runs_that_differ_in_more_are_refused(change, message):
 def records(workdir):
   """The records of a run without times."""
   timed = ("time/", "goodput/", "memory/")
-  found = read_metrics(workdir / FILE_NAME)
+  found = read_metrics(workdir / METRICS_FILE)
   kept = [{key: r[key] for key in r if not key.startswith(timed)} for r in found]
   return [record for record in kept if len(record) > 1]  # a stop leaves one of times alone
 
@@ -157,7 +157,7 @@ def test_folders_are_those_of_single_runs_and_one_that_ends_stops_no_other(tmp_p
     together.train(built, Console(file=io.StringIO()))
   train(experiment.build(config("alone", **changes)), Console(file=io.StringIO()))
   assert_alike(records(root / "b"), records(root / "alone"))
-  wild = read_metrics(root / "wild" / FILE_NAME)
+  wild = read_metrics(root / "wild" / METRICS_FILE)
   assert wild[-1]["train/ended_by_guard"]
   assert [r["time/runs"] for r in wild if "time/runs" in r] == [3]
   files = {path.name for path in (root / "alone").iterdir()}

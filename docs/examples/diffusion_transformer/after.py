@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from resjax.interop.linen import Residual, ResidualStream
+from resjax.interop import Residual, ResidualStream
 
 
 def modulated(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax import combinators
-from resjax.models.residual_stream import ResidualStream, branch_init
+from resjax.models import ResidualStream, branch_init
 
 
 def rotated(x: jax.Array, base: float = 10_000.0) -> jax.Array:

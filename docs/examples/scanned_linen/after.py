@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from resjax.interop.linen import Layers, Residual, ResidualStream
+from resjax.interop import Layers, Residual, ResidualStream
 
 
 class Attention(nn.Module):

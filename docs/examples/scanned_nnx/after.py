@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax import combinators
-from resjax.models.residual_stream import ResidualStream, branch_init
+from resjax.models import ResidualStream, branch_init
 
 
 class Attention(nnx.Module):

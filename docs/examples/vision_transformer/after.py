@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 
 from resjax import combinators
-from resjax.models.residual_stream import ResidualStream, branch_init
+from resjax.models import ResidualStream, branch_init
 
 
 class Block(nnx.Module):

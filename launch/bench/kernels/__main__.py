@@ -27,7 +27,7 @@ import jax
 from launch import cli, help_text
 from launch.bench import arms
 from launch.bench.kernels import arg_specs, bench_table, suites
-from resjax.base.hardware.chips import GPU_TARGETS, TPU_CHIPS
+from resjax.base.hardware import GPU_TARGETS, TPU_CHIPS
 
 CHIPS = [*TPU_CHIPS, *GPU_TARGETS, "cpu"]
 _ABOUT = """

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from resjax.aot.memory import memory_stats
-from resjax.base.typing import Array, PyTree
+from resjax.aot import memory_stats
+from resjax.base import Array, PyTree
 
 DTYPE = "bfloat16"
 

@@ -24,7 +24,7 @@ from jax.sharding import SingleDeviceSharding
 
 from launch.bench.kernels import gpu_gated_kernels, gpu_stream_kernels
 from resjax.aot import absent_devices
-from resjax.base.hardware.chips import GPU_DRIVER_BYTES, GPU_TARGETS
+from resjax.base.hardware import GPU_DRIVER_BYTES, GPU_TARGETS
 from resjax.base.sharding import Layout, MeshConfig, make_mesh
 from resjax.kernels.depth_attention.mosaic_gpu import obstacles
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read

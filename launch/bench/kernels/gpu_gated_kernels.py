@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from resjax.base import Array
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array
 from resjax.kernels.gated_streams.mosaic_gpu import backward, forward, obstacles
 from resjax.kernels.gated_streams.mosaic_gpu import plan as tile_sizes
 from resjax.kernels.gated_streams.operands import Operands, Read

@@ -23,12 +23,10 @@ from jax.sharding import SingleDeviceSharding
 
 from launch.bench.kernels import arg_specs, cases, walks
 from launch.bench.kernels.arg_specs import NetworkShape
-from resjax.aot import absent_devices
-from resjax.aot.memory import memory_stats
-from resjax.base.hardware import slices
-from resjax.base.hardware.chips import TPU_CHIPS
+from resjax.aot import absent_devices, memory_stats
+from resjax.base import Array, PyTree
+from resjax.base.hardware import TPU_CHIPS, slices
 from resjax.base.sharding import Layout, MeshConfig, make_mesh
-from resjax.base.typing import Array, PyTree
 
 # On-chip memory in MiB that is left for XLA to plan with. With more XLA would move arrays of this
 # network there ahead of a kernel that reads them, and count their bytes twice; the smallest such

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from launch.bench.kernels import reads, walks
 from launch.bench.kernels.arg_specs import NetworkShape, ReadShape
 from launch.bench.kernels.cases import Arm, random_arrays
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.depth_attention import IMPLEMENTATIONS, depth_attention_block
 
 NAMES = ("xla_stack", "xla_no_stack", "direct", "two_phase", "residual_norm")

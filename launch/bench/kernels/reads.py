@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from launch.bench.kernels import arg_specs
 from launch.bench.kernels.arg_specs import ReadShape
 from launch.bench.kernels.cases import DTYPE, Arm, random_arrays
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.depth_attention import IMPLEMENTATIONS, depth_attention
 
 EPS = 1e-6

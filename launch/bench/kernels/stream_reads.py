@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from launch.bench.kernels import arg_specs, reads
 from launch.bench.kernels.arg_specs import ReadShape
 from launch.bench.kernels.cases import Arm, random_arrays
-from resjax.base.typing import Array
-from resjax.combinators.systems.mhc import SinkhornGates
+from resjax.base import Array
+from resjax.combinators import SinkhornGates
 from resjax.kernels.streams import IMPLEMENTATIONS, Pending, stream_read
 
 NAMES = ("xla_no_stack", "direct", "residual_norm")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from launch.bench.kernels import cases, networks, reads, stream_reads, timing, torch_arms
-from resjax.base.typing import PyTree
+from resjax.base import PyTree
 
 COPY = "copy"
 REFERENCE = "xla_no_stack"

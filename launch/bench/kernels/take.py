@@ -3,7 +3,7 @@
 import jax
 from jax import lax
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 
 
 @jax.custom_vjp

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from launch.bench.kernels.cases import CompiledCase
-from resjax.base.typing import PyTree
+from resjax.base import PyTree
 
 # A sampler runs once and returns the seconds. Making one may compile, and need memory.
 Sampler = Callable[[], float]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from launch.bench.kernels import timing
 from launch.bench.kernels.arg_specs import NetworkShape, ReadShape
 from launch.bench.kernels.reads import EPS
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 
 WARM_UP, RUNS = 3, 10
 _OFFSETS = 2**31  # elements that a signed offset of 32 bits reaches

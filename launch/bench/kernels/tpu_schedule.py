@@ -21,8 +21,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from launch.bench.kernels.tpu_compile import KernelCase, compile_kernel, sizes_of
-from resjax.aot.absent_devices import ENVIRONMENT
-from resjax.base.hardware.chips import TPU_CHIPS
+from resjax.aot import ENVIRONMENT
+from resjax.base.hardware import TPU_CHIPS
 from resjax.cli import shipped
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
 from resjax.kernels.depth_attention.mosaic_tpu.block_plan import BlockPlan

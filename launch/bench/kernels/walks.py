@@ -16,8 +16,8 @@ from launch.bench.kernels import arg_specs
 from launch.bench.kernels.arg_specs import NetworkShape
 from launch.bench.kernels.reads import EPS, norm, residual_norm, stack_read
 from launch.bench.kernels.take import take
+from resjax.base import Array
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array
 from resjax.kernels.depth_attention import (
   BlockRead,
   Sources,

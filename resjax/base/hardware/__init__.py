@@ -1,1 +1,10 @@
-"""Facts about chips and slices, each once."""
+"""Chips, slices and nodes: peaks, memory, and what the compiler is told for them.
+
+from resjax.base.hardware import TPU_CHIPS, find_tpu
+
+TPU_CHIPS[find_tpu("TPU v5")].peak_flops
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,7 +11,7 @@ from typing import TextIO
 from resjax.base import locations
 from resjax.base.locations import Location
 
-FILE_NAME = "stacks.txt"
+STACKS = "stacks.txt"
 
 # These phases are one long piece of work each, so they may take so many times the usual allowance.
 _PATIENCE = {"init": 6.0, "compile": 6.0, "restore": 6.0}

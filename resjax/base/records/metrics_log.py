@@ -17,7 +17,7 @@ from resjax.base.locations import Location
 from resjax.base.records import line_file
 from resjax.base.records.line_file import LocalLines, RemoteLines
 
-FILE_NAME = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 
 _MOST_BYTES = 1 << 29  # of a file that is read; a million records of a training step
 _MOST_OF_LINE = 1 << 20  # bytes
@@ -85,7 +85,7 @@ class MetricLogger:
       self._sinks.append(TensorBoardSink(folder, resume_step))
     if wandb_project:
       self._sinks.append(WandbSink(folder, resume_step, wandb_project, config))
-    self._lines = _opened(folder / FILE_NAME, resume_step)
+    self._lines = _opened(folder / METRICS_FILE, resume_step)
 
   def __enter__(self) -> "MetricLogger":
     return self
@@ -107,7 +107,7 @@ class MetricLogger:
     if self._lines is None:
       return
     if step < self._last_step:
-      raise ValueError(f"step {step} comes after step {self._last_step} in {FILE_NAME}")
+      raise ValueError(f"step {step} comes after step {self._last_step} in {METRICS_FILE}")
     if "step" in metrics:
       raise ValueError("a metric may not be named 'step'; the record has that key")
     plain = {name: _scalar(name, value) for name, value in metrics.items()}

@@ -1,16 +1,10 @@
-"""Mesh, rules from logical axes to mesh axes, and where arrays lie under both."""
+"""Mesh, rules from logical axes to mesh axes, and where arrays lie under both.
 
-from resjax.base.sharding.layout import Layout, make_layout
-from resjax.base.sharding.mesh import MESH_AXES, MeshConfig, make_mesh
-from resjax.base.sharding.rules import LOGICAL_AXES, Rules, ShardingConfig
+from resjax.base.sharding import MeshConfig, ShardingConfig, make_layout
 
-__all__ = [
-  "LOGICAL_AXES",
-  "MESH_AXES",
-  "Layout",
-  "MeshConfig",
-  "Rules",
-  "ShardingConfig",
-  "make_layout",
-  "make_mesh",
-]
+layout = make_layout(MeshConfig(fsdp=4), ShardingConfig("fsdp"))
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from resjax.base import terminal
-from resjax.base.locations import Location
-from resjax.data.eval_text import MeasuredText
-from resjax.study.analysis import depth_positions, stream_factors
-from resjax.study.analysis.heat_map import heat_map
-from resjax.study.analysis.measurement import measure
-from resjax.study.analysis.probing import ProbeConfig
-from resjax.study.analysis.report import factor_table, heat_table, page
-from resjax.study.analysis.report.results import Results
-from resjax.study.analysis.sensitivity import Sensitivity
-from resjax.study.trained_model import TrainedModel
+from resjax.base import Location, terminal
+from resjax.data import MeasuredText
+from resjax.study import TrainedModel
+from resjax.study.analysis import (
+  ProbeConfig,
+  Sensitivity,
+  depth_positions,
+  heat_map,
+  measure,
+  stream_factors,
+)
+from resjax.study.analysis.report import Results, factor_table, heat_table, page
 
 _SHOWN = 48  # how many tokens of the data the table shows where no text is given
 
@@ -108,7 +109,7 @@ class Prepared:
       model.decoder, **rows, model=model.name, corpus=self.data.name, config=config
     )
     factors = stream_factors.measure(model.decoder, **rows)
-    cells = heat_map(model.decoder, self.shown, config.every)
+    cells = heat_map.heat_map(model.decoder, self.shown, config.every)
     source = self.data.name if self.of_data else "a text that was given"
     heat = heat_table.in_words(cells, self.shown, model.tokenizer, source)
     return Results(alignment, heat, self.sensitivities, factors, self.data.prefix)

@@ -7,21 +7,16 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from resjax.base import processes
-from resjax.base.locations import Location
-from resjax.base.processes.signals import SIGINT_CODE, Interrupted
-from resjax.base.ranges import AS_SEED
-from resjax.base.records.metrics_log import FILE_NAME
-from resjax.base.records.metrics_table import MetricsTable, read_table
+from resjax.base import AS_SEED, Location, processes
+from resjax.base.processes import SIGINT_CODE, Interrupted
+from resjax.base.records import METRICS_FILE, MetricsTable, read_table
 from resjax.cli.actions import loading
 from resjax.cli.actions.arguments import checked
 from resjax.cli.actions.model import ModelActions
 from resjax.cli.actions.settings import Overrides, overridden, read_config
-from resjax.study.trained_model import TrainedModel
-from resjax.train import experiment, loop
-from resjax.train.checkpoint.reader import newest
-from resjax.train.profile import parse_steps
-from resjax.train.result import TrainingResult
+from resjax.study import TrainedModel
+from resjax.train import TrainingResult, experiment, loop, parse_steps
+from resjax.train.checkpoint import newest
 from resjax.train.runs import parents, restore, workdir
 
 
@@ -95,7 +90,7 @@ class Experiment(ModelActions):
   @property
   def metrics(self) -> MetricsTable:
     """The metrics of the run so far; a table without rows if it has not begun."""
-    return read_table(self.workdir / FILE_NAME)
+    return read_table(self.workdir / METRICS_FILE)
 
   @checked
   def train(self, *, profile_steps: str = "") -> TrainingResult:

@@ -6,11 +6,9 @@ from collections.abc import Collection, Iterable
 
 from resjax.base import locations
 from resjax.base.sharding import Layout
-from resjax.data import eval_text
-from resjax.data.config import CorpusConfig, SettingNames
-from resjax.data.eval_text import MeasuredText
+from resjax.data import CorpusConfig, MeasuredText, SettingNames, eval_text
 from resjax.interop import huggingface
-from resjax.study.trained_model import TrainedModel
+from resjax.study import TrainedModel
 from resjax.train import experiment
 from resjax.train.runs import restore, workdir
 

@@ -6,21 +6,17 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from resjax.base import locations, terminal
-from resjax.base.locations import Location
+from resjax.base import Location, locations, terminal
 from resjax.cli.actions import loading, scoring
 from resjax.cli.actions.arguments import check_least, checked
 from resjax.cli.actions.scoring import Evaluation, ScoringConfig
 from resjax.cli.actions.tasks import find as find_tasks
-from resjax.data.eval_text import MeasuredText
-from resjax.data.tokenizer import END_OF_TEXT
-from resjax.study.analysis.alignment import READINGS
-from resjax.study.analysis.probing import ProbeConfig
-from resjax.study.evaluation import corpora
-from resjax.study.evaluation.corpora import Corpus
-from resjax.study.trained_model import TrainedModel
+from resjax.data import END_OF_TEXT, MeasuredText
+from resjax.study import TrainedModel
+from resjax.study.analysis import READINGS, ProbeConfig
+from resjax.study.evaluation import Corpus, corpora
 from resjax.train import experiment
-from resjax.train.runs.sample import prefix_of_prompts, sample_text
+from resjax.train.runs import prefix_of_prompts, sample_text
 
 if TYPE_CHECKING:  # it draws, and matplotlib takes a second
   from resjax.cli.actions.analysis import Analysis

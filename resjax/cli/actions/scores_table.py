@@ -6,10 +6,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from resjax.base import terminal
-from resjax.study.evaluation import corpora
-from resjax.study.evaluation.conventions import STREAM, TOKENS
-from resjax.study.evaluation.estimates import Difference
-from resjax.study.evaluation.texts import Report
+from resjax.study.evaluation import STREAM, TOKENS, Difference, Report, corpora
 
 _SHOWN = ("bits_per_byte", "word_perplexity", "token_perplexity", "acc", "perplexity")
 _COMPARED = ("bits_per_byte", "acc", "perplexity")

@@ -11,17 +11,20 @@ import jax
 from absl import logging
 from rich.console import Console
 
-from resjax.base import locations, terminal, typed_json
-from resjax.base.locations import Location
+from resjax.base import Location, locations, terminal, typed_json
 from resjax.cli.actions import scores_table, tasks
 from resjax.cli.actions.tasks import TaskResults, Tasks
-from resjax.study import config_tree
-from resjax.study.evaluation import record
-from resjax.study.evaluation.conventions import LAST_WORD
-from resjax.study.evaluation.corpora import Corpus
-from resjax.study.evaluation.estimates import Estimate
-from resjax.study.evaluation.texts import Measured, Report, measure, summarise
-from resjax.study.trained_model import TrainedModel
+from resjax.study import TrainedModel, config_tree
+from resjax.study.evaluation import (
+  LAST_WORD,
+  Corpus,
+  Estimate,
+  Measured,
+  Report,
+  measure,
+  record,
+  summarise,
+)
 from resjax.train.runs import environment
 
 _PACKAGES = ("resjax", "jax", "jaxlib", "flax", "tokenizers", "numpy", "lm_eval")

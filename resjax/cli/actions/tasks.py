@@ -6,11 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from resjax.base import locations
-from resjax.base.locations import Location
-from resjax.study.evaluation import core
-from resjax.study.evaluation.conventions import CONVENTIONS
-from resjax.study.trained_model import TrainedModel
+from resjax.base import Location, locations
+from resjax.study import TrainedModel
+from resjax.study.evaluation import CONVENTIONS, core
 
 CORE = "core"  # the task set of DCLM and nanochat
 _LAMBADAS = "lambada_openai (cased, with punctuation) or lambada_standard (lower-case, tokenised)"

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 from resjax.combinators.base import Layer, Views, check_option
 from resjax.combinators.numerics import scaled_add
 from resjax.combinators.systems.standard import Standard

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_flag, check_option
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader, Reader
 from resjax.combinators.numerics import rms_normalized

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.combinators.base import Layer, TokenContext, Views, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.ragged import RaggedRows

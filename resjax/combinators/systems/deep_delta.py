@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from resjax.base.typing import Array, aligned, wide_dtype
+from resjax.base import Array, aligned, wide_dtype
 from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_flag, check_option
 from resjax.combinators.delta_cache import DeltaCache
 from resjax.combinators.numerics import project, recomputed

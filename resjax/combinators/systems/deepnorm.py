@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import Array, aligned, wide_dtype
+from resjax.base import Array, aligned, wide_dtype
 from resjax.combinators.base import Layer, TokenContext, Views, check_option
 from resjax.combinators.numerics import recomputed, standardized
 from resjax.combinators.systems.standard import Standard

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import Array, aligned, wide_dtype
+from resjax.base import Array, aligned, wide_dtype
 from resjax.combinators.base import OUTPUT, Layer, Strategy, TokenContext, Views, check_option
 from resjax.combinators.numerics import recomputed, scaled_add
 from resjax.combinators.source import DepthState

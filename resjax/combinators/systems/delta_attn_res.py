@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import Array, aligned
+from resjax.base import Array, aligned
 from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_flag, check_option
 from resjax.combinators.depth_reader import DepthBlocks, DepthReader
 from resjax.combinators.numerics import project, recomputed, scaled_add

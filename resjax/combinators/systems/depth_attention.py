@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import Array, wide_dtype
+from resjax.base import Array, wide_dtype
 from resjax.combinators.base import Layer, TokenContext, Views, check_option
 from resjax.combinators.depth_reader import check_num_heads
 from resjax.combinators.numerics import rms_normalized

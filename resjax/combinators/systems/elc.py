@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.combinators.base import OUTPUT, Layer, Views, check_flag, check_option
 from resjax.combinators.layer_mixing import LayerMixer, LayerStream
 from resjax.combinators.numerics import standardized

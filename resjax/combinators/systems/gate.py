@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import Array, aligned
+from resjax.base import Array, aligned
 from resjax.combinators.base import Layer, Views, check_option
 from resjax.combinators.numerics import recomputed
 from resjax.combinators.systems.attenuation import AttenuatedStream

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import Array, aligned, wide_dtype
+from resjax.base import Array, aligned, wide_dtype
 from resjax.combinators.base import Layer, Views, check_option
 from resjax.combinators.numerics import project, recomputed
 from resjax.combinators.systems.standard import Standard

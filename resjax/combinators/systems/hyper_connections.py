@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.combinators.base import Layer, check_flag, check_option
 from resjax.combinators.streams import Reading, ResidualStreams, one_hot_reads
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.base.typing import Array, PyTree, aligned, wide_dtype
+from resjax.base import Array, PyTree, aligned, wide_dtype
 from resjax.combinators.base import Layer, TokenContext, Views, check_option
 from resjax.combinators.numerics import recomputed, rms_normalized
 from resjax.combinators.ragged import RaggedRows

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from resjax.base.sharding.axis_types import reshape_front
-from resjax.base.typing import Array
+from resjax.base import Array
+from resjax.base.sharding import reshape_front
 from resjax.combinators.base import check_option
 from resjax.combinators.dynamic_streams import DynamicStreams, Gates
 from resjax.kernels.streams import sinkhorn

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import Array, wide_dtype
+from resjax.base import Array, wide_dtype
 from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_option
 from resjax.combinators.numerics import project, recomputed
 from resjax.kernels.depth_attention import Sources, depth_attention

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.combinators.base import Layer, Views, check_flag, check_option
 from resjax.combinators.numerics import scaled_add
 from resjax.combinators.systems.standard import Standard

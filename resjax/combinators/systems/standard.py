@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.combinators.base import Combinator, Layer, TokenContext, Views
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.combinators.base import Layer, TokenContext, Views, check_flag
 from resjax.combinators.numerics import scaled_add
 from resjax.combinators.source import DepthState, EnteredStream, check_layer

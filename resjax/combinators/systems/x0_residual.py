@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.base.typing import Array, wide_dtype
+from resjax.base import Array, wide_dtype
 from resjax.combinators.base import Layer, TokenContext, Views, check_flag, check_option
 from resjax.combinators.numerics import recomputed, scaled_add
 from resjax.combinators.source import DepthState, EnteredStream, check_layer

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from resjax.base import locations
-from resjax.base.locations import Location
+from resjax.base import Location, locations
 from resjax.data.special_tokens import Around
 from resjax.data.synthetic import tasks
 from resjax.data.token_spelling import END_OF_TEXT

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from resjax.base.typing import NOT_ASKED
+from resjax.base import NOT_ASKED
 from resjax.data.synthetic.alphabet import symbol_bytes
 from resjax.data.synthetic.tasks import Task
 

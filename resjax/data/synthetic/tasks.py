@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from resjax.base.typing import NOT_ASKED
+from resjax.base import NOT_ASKED
 
 PREFIX = "synthetic:"
 VERSION = 1  # Grows when the same task would draw other documents.

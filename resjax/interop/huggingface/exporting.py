@@ -14,10 +14,8 @@ from flax import nnx
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from resjax.base import locations
-from resjax.base.typing import Array
-from resjax.data.model_ids import GENERATION
-from resjax.data.tokenizer import Tokenizer
+from resjax.base import Array, locations
+from resjax.data import GENERATION, Tokenizer
 from resjax.interop.huggingface import remote_code
 from resjax.interop.huggingface.families import FAMILIES, Family
 from resjax.interop.huggingface.model_card import model_card
@@ -30,10 +28,8 @@ from resjax.interop.huggingface.tokenizer_files import (
   special_ids,
   tokenizer_files,
 )
-from resjax.models.config import DecoderConfig
-from resjax.models.decoder import Decoder
-from resjax.models.parameters import Parameter
-from resjax.nn.rope import Rope
+from resjax.models import Decoder, DecoderConfig, Parameter
+from resjax.nn import Rope
 
 DTYPES = ("float32", "bfloat16", "float16")
 SERVERS = ("", "vllm")

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from resjax.base import Array
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array
-from resjax.data.pretrained_tokenizer import read_json
+from resjax.data import read_json
 from resjax.interop.huggingface import remote_code
 from resjax.interop.huggingface.families import FAMILIES
 from resjax.interop.huggingface.settings import Settings, reasons
@@ -25,9 +25,7 @@ from resjax.interop.huggingface.stored_tensors import (
 )
 from resjax.interop.huggingface.tensor_checks import check_sizes, check_tensors
 from resjax.interop.huggingface.tensors import Tensor, TensorNames
-from resjax.models.config import DecoderConfig
-from resjax.models.decoder import Decoder
-from resjax.models.parameters import Parameter, failures, refuse
+from resjax.models import Decoder, DecoderConfig, Parameter, failures, refuse
 
 Folder = str | os.PathLike
 

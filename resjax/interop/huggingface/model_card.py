@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from resjax.interop.huggingface.remote_code.serving import vllm_obstacles
-from resjax.models.config import DecoderConfig
+from resjax.models import DecoderConfig
 
 _HEAD = """---
 library_name: transformers

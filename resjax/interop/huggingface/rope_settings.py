@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resjax.interop.huggingface.settings import Settings
-from resjax.models.config import DecoderConfig, LayerRope
-from resjax.nn.rope import Rope, RopeScaling
+from resjax.models import DecoderConfig, LayerRope
+from resjax.nn import Rope, RopeScaling
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 # The settings of each kind of scaling, and the fields of `RopeScaling` that they become: those that

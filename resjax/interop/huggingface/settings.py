@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 
 from resjax.base import typed_json
-from resjax.data.pretrained_tokenizer import MOST_ROWS
-from resjax.models.config import MOST_LAYERS
+from resjax.data import MOST_ROWS
+from resjax.models import MOST_LAYERS
 
 # Settings that do not change what a model computes at inference.
 _HARMLESS = frozenset(

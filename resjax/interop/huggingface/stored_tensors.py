@@ -12,8 +12,7 @@ import numpy as np
 import safetensors
 
 from resjax.base import locations
-from resjax.data.pretrained_tokenizer import read_json
-from resjax.data.warn_once import warn_once
+from resjax.data import read_json, warn_once
 from resjax.interop.huggingface.tensors import Index
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -60,7 +59,7 @@ def stored_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
       file is damaged.
   """
   if (folder / "adapter_config.json").is_file():
-    warn_once(
+    warn_once.warn_once(
       f"{folder} has an adapter (adapter_config.json), which is not applied; merge it into the "
       "model (merge_and_unload of PEFT) to read both"
     )
@@ -107,20 +106,22 @@ def _say_doubts(
   more = "; the same holds for {} more"
   several = {name: places for name, places in copies.items() if len(places) > 1}
   for name, places in itertools.islice(several.items(), 1):
-    warn_once(
+    warn_once.warn_once(
       f"{folder}: {name} stands in {', '.join(tensor.file.name for tensor in places)}; it is read "
       f"from {found[name].file.name}{', as the index says' * (name in weight_map)}"
       f"{more.format(len(several) - 1) * (len(several) > 1)}"
     )
   unnamed = [name for name in found if name not in weight_map]
   for name in unnamed[:1]:
-    warn_once(
+    warn_once.warn_once(
       f"{folder}: {INDEX} does not name {name}; it is read from {found[name].file.name}"
       f"{more.format(len(unnamed) - 1) * (len(unnamed) > 1)}"
     )
   beside = {file.name for file in folder.iterdir() if _OF_MODEL.fullmatch(file.name)}
   if others := sorted(beside - {file.name for file in weight_map.values()}):
-    warn_once(f"{folder}: {', '.join(others)} is not read, since {INDEX} does not name it")
+    warn_once.warn_once(
+      f"{folder}: {', '.join(others)} is not read, since {INDEX} does not name it"
+    )
 
 
 def text_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -8,8 +8,7 @@ import numpy as np
 
 from resjax.interop.huggingface.stored_tensors import StoredTensor, add
 from resjax.interop.huggingface.tensors import TensorNames
-from resjax.models.config import DecoderConfig
-from resjax.models.parameters import Parameter
+from resjax.models import DecoderConfig, Parameter
 
 _MOST_LINES = 40  # Of the list of tensors that do not fit.
 _BLOCK = 1 << 22  # The number of values of a tensor that are compared at a time.

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from resjax.models.config import DecoderConfig
+from resjax.models import DecoderConfig
 
 Index = tuple[slice, ...]
 

@@ -5,8 +5,7 @@ import json
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from resjax.data.pretrained_tokenizer import MAIN, PretrainedTokenizer
-from resjax.data.tokenizer import END_OF_TEXT, BpeTokenizer, Tokenizer
+from resjax.data import END_OF_TEXT, MAIN, BpeTokenizer, PretrainedTokenizer, Tokenizer
 
 
 def special_ids(tokenizer: Tokenizer | None) -> dict[str, object]:

@@ -10,10 +10,8 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from resjax.interop.lm_eval.task_tokenizer import TaskTokenizer
-from resjax.study.evaluation.generator import Generator
-from resjax.study.evaluation.lockstep import Lockstep
-from resjax.study.evaluation.scorer import Scored, Scorer
-from resjax.study.trained_model import TrainedModel
+from resjax.study import TrainedModel
+from resjax.study.evaluation import Generator, Lockstep, Scored, Scorer
 
 # A request as the harness gives it on: its texts, the tokens of the context, and the scored ones.
 _Request = tuple[tuple[str, str] | None, list[int], list[int]]

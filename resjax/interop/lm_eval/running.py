@@ -14,7 +14,7 @@ from lm_eval.tasks import TaskManager
 
 from resjax.interop.lm_eval import language_model
 from resjax.interop.lm_eval.language_model import LanguageModel
-from resjax.study.trained_model import TrainedModel
+from resjax.study import TrainedModel
 
 
 def run_tasks(

@@ -15,10 +15,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from resjax.base import typed_json
-from resjax.data import prefix
-from resjax.data.model_ids import unique
-from resjax.data.pretrained_tokenizer import MAIN, PretrainedTokenizer, library_model
-from resjax.data.tokenizer import Tokenizer
+from resjax.data import MAIN, PretrainedTokenizer, Tokenizer, library_model, prefix, unique
 from resjax.interop.huggingface.tokenizer_files import tokenizer_files
 
 _SETTINGS, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"

@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 
-from resjax.base.sharding import Layout
-from resjax.base.sharding.axis_types import cotangent
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
+from resjax.base.sharding import Layout, cotangent
 from resjax.kernels.depth_attention.operands import (
   Cotangents,
   Operands,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from resjax.base.typing import Array
+from resjax.base import Array
 
 _BITS = 4  # that are kept of the 16 bits that rounding takes
 _DROPPED_BITS = 16 - _BITS

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.operation import Field, Options
 
 

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from resjax.base.sharding import Layout
-from resjax.base.sharding.axis_types import cotangent
-from resjax.base.typing import Array, PyTree, wide_dtype
+from resjax.base import Array, PyTree, wide_dtype
+from resjax.base.sharding import Layout, cotangent
 from resjax.kernels.depth_attention.operands import (
   MergeCotangents,
   MergeOperands,

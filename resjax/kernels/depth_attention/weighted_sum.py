@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from resjax.base.typing import Array, aligned, wide_dtype
+from resjax.base import Array, aligned, wide_dtype
 from resjax.kernels.depth_attention.sources import Sources
 from resjax.kernels.sums import sum_of_products
 

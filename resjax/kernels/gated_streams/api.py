@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
+from resjax.base import Array
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array
 from resjax.kernels.gated_streams import reference
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.gated_streams.operation import READ

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from resjax.base.sharding.axis_types import cotangent, whole
-from resjax.base.typing import Array, wide_dtype
+from resjax.base import Array, wide_dtype
+from resjax.base.sharding import cotangent, whole
 from resjax.kernels.gated_streams.operands import Operands
 from resjax.kernels.sums import sum_of_products
 

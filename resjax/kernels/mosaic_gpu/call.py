@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 from resjax.kernels.mosaic_gpu.ring import Ring, Stream
 from resjax.kernels.mosaic_gpu.row_ops import ChannelSums
 from resjax.kernels.mosaic_gpu.tiles import GpuTiles

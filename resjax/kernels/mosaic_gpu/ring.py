@@ -8,7 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.mosaic_gpu import row_ops
 from resjax.kernels.mosaic_gpu.row_ops import Row
 from resjax.kernels.operation import Ref

@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.operation import LANES, Ref
 
 WARPS = 4

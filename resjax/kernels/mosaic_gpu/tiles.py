@@ -10,7 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from resjax.base.hardware.chips import GPU_CHIPS, GPU_DRIVER_BYTES
+from resjax.base.hardware import GPU_CHIPS, GPU_DRIVER_BYTES
 from resjax.kernels.mosaic_gpu.row_ops import WARPS, part_size
 from resjax.kernels.operation import LANES, Options
 

@@ -1,6 +1,6 @@
 """What kernels have to know of the TPU that they run on."""
 
-from resjax.base.hardware.chips import find_tpu
+from resjax.base.hardware import find_tpu
 from resjax.base.sharding import Layout
 
 SUBLANES = 8  # rows of a register of 32-bit numbers

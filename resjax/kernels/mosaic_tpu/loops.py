@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.mosaic_tpu.chip import ROWS
 from resjax.kernels.operation import LANES, Ref
 

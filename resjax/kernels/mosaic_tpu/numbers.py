@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.mosaic_tpu.chip import ROWS
 from resjax.kernels.mosaic_tpu.loops import Span
 from resjax.kernels.operation import LANES, Ref

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.experimental import pallas as pl
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.mosaic_tpu.numbers import TOKENS
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from resjax.base import Array, promoting
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, promoting
 from resjax.kernels.operation import LANES
 from resjax.kernels.self_attention.cudnn import cudnn_attention, takes_segments
 from resjax.kernels.self_attention.scores import (

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from resjax.base.typing import Array, wide_dtype
+from resjax.base import Array, wide_dtype
 
 
 @dataclasses.dataclass(frozen=True)

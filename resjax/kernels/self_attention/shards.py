@@ -6,8 +6,8 @@ from collections.abc import Callable
 import jax
 from jax import lax
 
+from resjax.base import Array, PyTree, rounded, wide_dtype
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, PyTree, rounded, wide_dtype
 
 
 def on_shards(

@@ -4,8 +4,8 @@ import jax
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import NamedSharding, PartitionSpec
 
+from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, PyTree
 from resjax.kernels.operation import LANES
 from resjax.kernels.self_attention.scores import Scores
 from resjax.kernels.self_attention.shards import on_shards

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
+from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, PyTree
 from resjax.kernels.streams import operation
 from resjax.kernels.streams.operands import Coefficients, Operands, Pending, Read, Stats
 

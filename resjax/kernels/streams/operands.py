@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base.typing import Array, PyTree, wide_dtype
+from resjax.base import Array, PyTree, wide_dtype
 from resjax.kernels.operation import Field, Options
 
 # Up to so many streams, sums that are written out are faster on a CPU; their code grows as R².

@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels import unused_outputs
 from resjax.kernels.operation import FIRST, NO_TOKENS, SECOND, Axes, Operation
 from resjax.kernels.streams import reference

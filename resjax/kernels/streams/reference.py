@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base.sharding.axis_types import cotangent, whole
-from resjax.base.typing import Array, PyTree, aligned, wide_dtype
+from resjax.base import Array, PyTree, aligned, wide_dtype
+from resjax.base.sharding import cotangent, whole
 from resjax.kernels.streams.operands import (
   FEW,
   Coefficients,

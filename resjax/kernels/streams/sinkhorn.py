@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base.typing import Array
+from resjax.base import Array
 
 _COLUMNS, _ROWS = 0, 1  # the axis that is summed over
 _FEW = 256  # tokens; with more of them a loop is slower

@@ -11,8 +11,8 @@ import numpy as np
 from flax import nnx
 from jax.interpreters import partial_eval
 
-from resjax.base.typing import Array, PyTree
-from resjax.models.decoder import Decoder
+from resjax.base import Array, PyTree
+from resjax.models import Decoder
 from resjax.study.analysis import frozen_path
 from resjax.study.analysis.alignment import DepthPosition
 from resjax.study.analysis.frozen_path import Rows

@@ -7,12 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from resjax.base.typing import Array, PyTree
-from resjax.combinators import Combinator
-from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views
-from resjax.combinators.source import DepthState
-from resjax.models.decoder import Decoder
-from resjax.nn.norm import Identity
+from resjax.base import Array, PyTree
+from resjax.combinators import OUTPUT, Combinator, DepthState, Layer, TokenContext, Views
+from resjax.models import Decoder
+from resjax.nn import Identity
 from resjax.study.analysis.wrapped_path import WrappedPath, with_path
 
 Rows = Mapping[str, Array]  # what a decoder is called with

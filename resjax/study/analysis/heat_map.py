@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.base.typing import Array, PyTree
-from resjax.models.decoder import Decoder
-from resjax.models.depth import SiteVisit
+from resjax.base import Array, PyTree
+from resjax.models import Decoder, SiteVisit
 from resjax.study.analysis.alignment import DepthPosition
 from resjax.study.analysis.lens import Lens, LensInputs
 from resjax.study.analysis.probing import ProbeConfig

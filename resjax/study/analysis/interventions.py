@@ -9,10 +9,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from resjax.base.typing import Array, PyTree
-from resjax.data.eval_text import MeasuredText
-from resjax.models.decoder import Decoder
-from resjax.models.loss import loss_sums
+from resjax.base import Array, PyTree
+from resjax.data import MeasuredText
+from resjax.models import Decoder, loss_sums
 from resjax.study.analysis.alignment import Alignment
 from resjax.study.analysis.measurement import Meter
 from resjax.study.analysis.path_intervention import attenuate, check_supported, cut_factors

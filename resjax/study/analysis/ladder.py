@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from resjax.base import locations, terminal
-from resjax.base.locations import Location
+from resjax.base import Location, locations, terminal
 from resjax.study.analysis import plots
 from resjax.study.statistics import compute_multiplier
 from resjax.study.statistics.compute_multiplier import Ladder, Multiplier, ScalingLaw

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from resjax.base import Array, wide_dtype
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, wide_dtype
-from resjax.models.decoder import Decoder
+from resjax.models import Decoder
 from resjax.study.analysis.alignment import STATE_METRICS
 
 # The tokens whose rank and probability the lens gives: the token at a position, the next one, and

@@ -10,9 +10,9 @@ import numpy as np
 from flax import nnx
 from jax.stages import Wrapped
 
+from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, PyTree
-from resjax.models.decoder import Decoder
+from resjax.models import Decoder
 from resjax.study.analysis.alignment import Alignment
 from resjax.study.analysis.probing import PROBED, ProbeConfig, ProbeSums, probe_batch
 from resjax.study.analysis.token_groups import frequency_deciles, next_counts

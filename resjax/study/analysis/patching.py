@@ -11,10 +11,9 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from resjax.base.typing import Array, PyTree
-from resjax.combinators import Combinator
-from resjax.combinators.base import Layer, TokenContext, Views
-from resjax.models.decoder import Decoder
+from resjax.base import Array, PyTree
+from resjax.combinators import Combinator, Layer, TokenContext, Views
+from resjax.models import Decoder
 from resjax.study.analysis.alignment import DepthPosition
 from resjax.study.analysis.probing import ProbeConfig
 from resjax.study.analysis.prompts import rows_of

@@ -8,10 +8,9 @@ import numpy as np
 from flax import nnx
 
 from resjax import combinators
-from resjax.base.typing import Array, PyTree, wide_dtype
-from resjax.combinators import Combinator
-from resjax.combinators.base import Layer, Views
-from resjax.models.decoder import Decoder
+from resjax.base import Array, PyTree, wide_dtype
+from resjax.combinators import Combinator, Layer, Views
+from resjax.models import Decoder
 from resjax.study.analysis.wrapped_path import WrappedPath, with_path
 
 # The combinators with one stream to which every site adds: x ← g(a ⊙ x + s ⊙ f), where a and s do

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from resjax.base import locations
-from resjax.base.locations import Location
+from resjax.base import Location, locations
 from resjax.study.statistics import mean_interval
 
 # The palette of Okabe and Ito, whose colours can be told apart with any colour vision.

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base.typing import Array, PyTree
-from resjax.combinators.base import OUTPUT, Combinator
-from resjax.models.decoder import Decoder, Probed
-from resjax.models.depth import SiteVisit
+from resjax.base import Array, PyTree
+from resjax.combinators import OUTPUT, Combinator
+from resjax.models import Decoder, Probed, SiteVisit
 from resjax.study.analysis.alignment import READINGS, DepthPosition
 from resjax.study.analysis.lens import Lens, LensInputs, grouped, kl_sums
 from resjax.study.analysis.token_groups import candidates, group_weights

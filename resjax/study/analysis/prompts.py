@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from resjax.base.sharding import Layout
-from resjax.data.pipeline import Batch
+from resjax.data import Batch
 
 _MULTIPLE = {"cpu": 16}  # of tokens in a row, by platform
 _USUAL_MULTIPLE = 128  # attention kernels are fast for such lengths

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base.typing import Array, PyTree
-from resjax.models.decoder import Decoder
-from resjax.models.depth import SiteVisit
+from resjax.base import Array, PyTree
+from resjax.models import Decoder, SiteVisit
 from resjax.study.analysis.alignment import DepthPosition
 from resjax.study.analysis.probing import ProbeConfig, state_at
 

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.base.typing import Array, PyTree
-from resjax.models.decoder import Decoder
-from resjax.models.depth import SiteVisit
+from resjax.base import Array, PyTree
+from resjax.models import Decoder, SiteVisit
 from resjax.study.analysis.alignment import Values, matrix
 from resjax.study.analysis.probing import PROBED
 from resjax.study.statistics import mean_interval

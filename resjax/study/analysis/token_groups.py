@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.study.analysis.alignment import DECILES
 
 

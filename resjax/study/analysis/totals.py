@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from resjax.base.typing import Array
-from resjax.combinators.base import OUTPUT, Combinator
+from resjax.base import Array
+from resjax.combinators import OUTPUT, Combinator
 from resjax.study.analysis.alignment import (
   GROUPS,
   Alignment,

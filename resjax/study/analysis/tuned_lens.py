@@ -16,12 +16,9 @@ import safetensors.numpy
 from flax import nnx
 from jax import lax
 
-from resjax.base import locations, typed_json
-from resjax.base.locations import Location
-from resjax.base.typing import Array, PyTree
-from resjax.data.eval_text import MeasuredText
-from resjax.data.pipeline import Batch
-from resjax.models.decoder import Decoder
+from resjax.base import Array, Location, PyTree, locations, typed_json
+from resjax.data import Batch, MeasuredText
+from resjax.models import Decoder
 from resjax.study.analysis.lens import chunk, num_chunks
 from resjax.study.analysis.states import trajectory
 from resjax.study.analysis.token_groups import next_tokens

@@ -5,10 +5,9 @@ from typing import Any
 
 from flax import nnx
 
-from resjax.base.typing import Array, PyTree
-from resjax.combinators import Combinator
-from resjax.combinators.base import Layer, Strategy, TokenContext, Views
-from resjax.models.decoder import Decoder
+from resjax.base import Array, PyTree
+from resjax.combinators import Combinator, Layer, Strategy, TokenContext, Views
+from resjax.models import Decoder
 
 
 class WrappedPath(Combinator):

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from resjax.base import locations, typed_json
-from resjax.base.locations import Location
-from resjax.data.tokenizer import Tokenizer
+from resjax.base import Location, locations, typed_json
+from resjax.data import Tokenizer
 from resjax.study.evaluation.lockstep import Lockstep
 from resjax.study.evaluation.scorer import Scored, Scorer
 from resjax.study.trained_model import TrainedModel

@@ -11,10 +11,17 @@ from typing import NamedTuple
 from absl import logging
 
 from resjax.base import locations
-from resjax.data import corpus_files, dropped, formats, sources, text_digest
-from resjax.data.config import CorpusConfig, SettingNames
-from resjax.data.readers import Document
-from resjax.data.sources import Source
+from resjax.data import (
+  CorpusConfig,
+  Document,
+  SettingNames,
+  Source,
+  corpus_files,
+  dropped,
+  formats,
+  sources,
+  text_digest,
+)
 from resjax.study.evaluation import wikitext
 from resjax.study.evaluation.conventions import CONVENTIONS, DOMAINS, TOKENS, Convention
 

@@ -7,9 +7,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from resjax.base.typing import Array, PyTree
-from resjax.models.decoder import Decoder
-from resjax.models.sampling import generate
+from resjax.base import Array, PyTree
+from resjax.models import Decoder, generate
 from resjax.study.evaluation.buckets import batches, coarse_sizes, fitting
 
 

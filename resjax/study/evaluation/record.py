@@ -9,10 +9,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resjax.base import locations
-from resjax.base.locations import Location
-from resjax.data import prefix
-from resjax.data.tokenizer import Tokenizer
+from resjax.base import Location, locations
+from resjax.data import Tokenizer, prefix
 from resjax.study.evaluation.estimates import COLUMNS
 from resjax.study.evaluation.texts import Measured, Report
 from resjax.study.trained_model import TrainedModel

@@ -9,8 +9,8 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from resjax.base.typing import Array, PyTree
-from resjax.models.decoder import Decoder
+from resjax.base import Array, PyTree
+from resjax.models import Decoder
 from resjax.study.evaluation.buckets import batches, fine_sizes, fitting
 
 

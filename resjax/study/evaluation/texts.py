@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from resjax.data.batching import batched
-from resjax.data.text_digest import TextHasher
+from resjax.data import TextHasher, batched
 from resjax.study.evaluation import estimates
 from resjax.study.evaluation.conventions import LAST_WORD, STREAM, TOKENS
 from resjax.study.evaluation.corpora import Corpus, Text

@@ -6,10 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from resjax.data import corpus_files, token_files
-from resjax.data.batching import batched
-from resjax.data.prefix import start_token
-from resjax.data.tokenizer import Tokenizer
+from resjax.data import Tokenizer, batched, corpus_files, start_token, token_files
 from resjax.study.evaluation.conventions import LAST_WORD, STREAM, TOKENS
 from resjax.study.evaluation.corpora import Corpus, Text
 from resjax.study.evaluation.scorer import Scored

@@ -1,20 +1,10 @@
 """Statistics of comparisons: arms that were run with the same seeds, and proportions.
 
-NumPy and SciPy alone; nothing here knows what an arm is made of.
+from resjax.study.statistics import Contrast, compare
+
+compare(values, [Contrast("attn_res", "standard")])  # values[arm][seed]
 """
 
-from resjax.study.statistics.contrasts import Contrast, Difference, against_best, compare
-from resjax.study.statistics.intervals import mean_interval, t_quantile
-from resjax.study.statistics.multiplicity import holm
-from resjax.study.statistics.power import detectable
+import lazy_loader
 
-__all__ = [
-  "Contrast",
-  "Difference",
-  "against_best",
-  "compare",
-  "detectable",
-  "holm",
-  "mean_interval",
-  "t_quantile",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

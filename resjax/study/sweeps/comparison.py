@@ -4,8 +4,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
-from resjax.base import typed_json
-from resjax.base.locations import Location
+from resjax.base import Location, typed_json
 from resjax.study.statistics import Contrast, Difference, compare, detectable
 from resjax.study.sweeps.plan import Plan, exploratory
 from resjax.study.sweeps.results import DIVERGED, DONE, Result

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from resjax import combinators
-from resjax.base import locations, ranges, typed_json
-from resjax.base.locations import Location
+from resjax.base import Location, locations, ranges, typed_json
 from resjax.study import config_tree
 from resjax.study.statistics import Contrast
 from resjax.study.sweeps.runs import SweepRun

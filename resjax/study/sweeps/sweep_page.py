@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from resjax.base import terminal, typed_json
-from resjax.base.locations import Location
+from resjax.base import Location, terminal, typed_json
 from resjax.study.analysis.report import parts
 from resjax.study.sweeps import comparison_plots, comparison_table, results, table
 from resjax.study.sweeps.comparison import UNDECIDED, Comparison, Row

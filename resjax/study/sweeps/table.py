@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
-from resjax.base import locations, terminal
-from resjax.base.locations import Location
+from resjax.base import Location, locations, terminal
 from resjax.combinators import FAMILIES
 from resjax.study.analysis import plots
 from resjax.study.sweeps.comparison import Comparison

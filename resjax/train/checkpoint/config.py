@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from resjax.base.ranges import check_least, check_types
+from resjax.base import check_least, check_types
 
 
 @dataclasses.dataclass(frozen=True)

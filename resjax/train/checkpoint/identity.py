@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from etils import epath
 
-from resjax.base import manifest, typed_json
-from resjax.base.manifest import Damaged
+from resjax.base import Damaged, manifest, typed_json
 from resjax.train.checkpoint.place import absolute
 
 RunId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]

@@ -17,9 +17,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from resjax.base import checksums, locations, manifest, processes
-from resjax.base.manifest import Damaged
-from resjax.base.typing import PyTree
+from resjax.base import Damaged, PyTree, checksums, locations, manifest, processes
 from resjax.train.checkpoint import identity, leaks, opening
 from resjax.train.checkpoint.config import CheckpointConfig
 from resjax.train.checkpoint.identity import Identity

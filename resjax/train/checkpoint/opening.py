@@ -11,9 +11,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from resjax.base import locations, manifest, typed_json
-from resjax.base.library_paths import LiteralPath
-from resjax.base.manifest import Damaged
+from resjax.base import Damaged, LiteralPath, locations, manifest, typed_json
 from resjax.train.checkpoint import reader
 
 _TREE, _SHARDINGS = "_METADATA", "_sharding"  # the files in which Orbax describes an item

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from etils import epath
 
-from resjax.base.library_paths import LiteralPath, LocalPath
+from resjax.base import LiteralPath, LocalPath
 
 
 def absolute(folder: epath.PathLike) -> LiteralPath:

@@ -11,10 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from resjax.base import checksums, locations, manifest, typed_json
-from resjax.base.library_paths import LiteralPath
-from resjax.base.manifest import Damaged
-from resjax.base.typing import PyTree
+from resjax.base import Damaged, LiteralPath, PyTree, checksums, locations, manifest, typed_json
 from resjax.train.checkpoint.place import absolute
 
 ARRAYS = "arrays"  # the item of a checkpoint that holds the checksums of the arrays of the others

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from resjax.base.ranges import check_ranges, check_types
+from resjax.base import check_ranges, check_types
 
 _NAMES = ("adamw", "muon")
 _SCHEDULES = ("cosine", "wsd", "constant")

@@ -9,7 +9,7 @@ import jax
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from resjax.base.typing import Array, PyTree, promoting
+from resjax.base import Array, PyTree, promoting
 from resjax.train.optim.config import OptimizerConfig
 from resjax.train.optim.schedules import schedule
 from resjax.train.optim.table import SAME_SIZE, Scaling, column

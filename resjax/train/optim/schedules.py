@@ -2,7 +2,7 @@
 
 import optax
 
-from resjax.base.typing import Array, promoting
+from resjax.base import Array, promoting
 from resjax.train.optim.config import OptimizerConfig
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 
-from resjax.base.typing import PyTree
+from resjax.base import PyTree
 from resjax.train.optim.config import OptimizerConfig
 
 _COMBINATOR = "combinator"  # the folder of its parameters

@@ -4,18 +4,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from resjax.base import AS_SEED, check_least, check_ranges, check_seed, check_type, check_types
 from resjax.base.hardware import compiler_options
-from resjax.base.ranges import (
-  AS_SEED,
-  check_least,
-  check_ranges,
-  check_seed,
-  check_type,
-  check_types,
-)
 from resjax.base.sharding import Layout
-from resjax.data.config import DataConfig
-from resjax.models.config import DecoderConfig
+from resjax.data import DataConfig
+from resjax.models import DecoderConfig
 from resjax.train.checkpoint.config import CheckpointConfig
 from resjax.train.optim import OptimizerConfig, Scaling
 

@@ -6,9 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from resjax.base import locations, manifest
-from resjax.base.locations import Location
-from resjax.base.manifest import Damaged
+from resjax.base import Damaged, Location, locations, manifest
 from resjax.data import built, dataset, mirror, storage
 from resjax.train.runs import workdir
 

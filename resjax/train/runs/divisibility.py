@@ -1,6 +1,6 @@
 """Checks that every size divides over the devices that split it, before data are built."""
 
-from resjax.models.parameters import SPLIT_AXES, failures, not_divisible, parameters, refuse
+from resjax.models import SPLIT_AXES, failures, not_divisible, parameters, refuse
 from resjax.train.runs.config import Run
 
 
@@ -12,7 +12,7 @@ def check(run: Run) -> None:
   """
   layout, found = run.layout, _activations(run)
   if any(layout.num_shards(axis) > 1 for axis in SPLIT_AXES):
-    found += failures(parameters(run.decoder, layout), layout)
+    found += failures(parameters.parameters(run.decoder, layout), layout)
   refuse(found)
 
 

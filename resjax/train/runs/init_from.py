@@ -8,13 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from resjax.base.locations import Location
-from resjax.base.typing import Array, PyTree
-from resjax.combinators import Combinator
-from resjax.combinators.base import OUTPUT
-from resjax.data.tokenizer import same_vocabulary
-from resjax.models.config import DecoderConfig, DepthValuesConfig, ValueGateConfig
-from resjax.models.model_def import ModelDef
+from resjax.base import Array, Location, PyTree
+from resjax.combinators import OUTPUT, Combinator
+from resjax.data import same_vocabulary
+from resjax.models import DecoderConfig, DepthValuesConfig, ModelDef, ValueGateConfig
 from resjax.train.runs import workdir
 from resjax.train.runs.config import Run
 from resjax.train.runs.parents import SETTING, Parent, Shapes, flat, nested

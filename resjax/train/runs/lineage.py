@@ -8,8 +8,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from resjax.base.locations import Location
-from resjax.base.manifest import Damaged
+from resjax.base import Damaged, Location
 from resjax.train.checkpoint import identity, reader
 from resjax.train.checkpoint.identity import Identity
 from resjax.train.runs import workdir

@@ -10,14 +10,11 @@ from typing import Any
 import jax
 from flax import nnx
 
-from resjax.base import locations
-from resjax.base.locations import Location
+from resjax.base import Array, Location, PyTree, locations
 from resjax.base.sharding import Layout
-from resjax.base.typing import Array, PyTree
-from resjax.data.pretrained_tokenizer import read_text
+from resjax.data import read_text
 from resjax.interop import huggingface
-from resjax.models.config import DecoderConfig
-from resjax.models.decoder import Decoder
+from resjax.models import Decoder, DecoderConfig
 from resjax.train.checkpoint.reader import parameter_shapes, restore_params
 from resjax.train.runs import restore, workdir
 from resjax.train.runs.restore import Saved

@@ -7,12 +7,10 @@ from typing import TypeVar
 
 import jax
 
-from resjax.base import locations
-from resjax.base.locations import Location
-from resjax.base.manifest import Damaged
+from resjax.base import Damaged, Location, locations
 from resjax.data import tokenizer
-from resjax.models.model_def import ModelDef
-from resjax.study.trained_model import TrainedModel
+from resjax.models import ModelDef
+from resjax.study import TrainedModel
 from resjax.train.checkpoint import identity
 from resjax.train.checkpoint.identity import Identity
 from resjax.train.checkpoint.place import absolute

@@ -6,12 +6,16 @@ import json
 import platform
 from collections.abc import Mapping
 
-from resjax.base import locations, manifest, typed_json
-from resjax.base.locations import Location
-from resjax.data import mirror, sources, text_digest
-from resjax.data.config import DataConfig, SettingNames
-from resjax.data.summary import DatasetSummary
-from resjax.data.text_digest import TextDigest
+from resjax.base import Location, locations, manifest, typed_json
+from resjax.data import (
+  DataConfig,
+  DatasetSummary,
+  SettingNames,
+  TextDigest,
+  mirror,
+  sources,
+  text_digest,
+)
 
 FILE_NAME = "documents.json"
 _CHUNK = 1 << 22  # bytes that are read at a time

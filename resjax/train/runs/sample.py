@@ -7,12 +7,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from resjax.base.typing import Array, PyTree
-from resjax.data.continuation import stop_tokens, text_behind
-from resjax.data.prefix import spelled, start_token
-from resjax.data.tokenizer import END_OF_TEXT
-from resjax.models.sampling import generate
-from resjax.study.trained_model import TrainedModel
+from resjax.base import Array, PyTree
+from resjax.data import END_OF_TEXT, spelled, start_token, stop_tokens, text_behind
+from resjax.models import generate
+from resjax.study import TrainedModel
 
 
 def sample_text(

@@ -11,14 +11,10 @@ import msgspec
 from absl import logging
 
 from resjax import combinators
-from resjax.base import locations, typed_json
-from resjax.base.locations import Location
-from resjax.base.ranges import AS_SEED
-from resjax.data.config import DOCUMENTS, MARKUP
-from resjax.data.summary import DatasetSummary
-from resjax.data.text_digest import TextDigest
-from resjax.models.config import DecoderConfig
-from resjax.nn.rope import RopeScaling
+from resjax.base import AS_SEED, Location, locations, typed_json
+from resjax.data import DOCUMENTS, MARKUP, DatasetSummary, TextDigest
+from resjax.models import DecoderConfig
+from resjax.nn import RopeScaling
 from resjax.train.checkpoint import reader
 from resjax.train.checkpoint.identity import RunId
 from resjax.train.checkpoint.place import absolute

@@ -1,4 +1,9 @@
-"""The families of models that can be read and written, each with its tables of names."""
+"""The families of models that can be read and written, each with its tables of names.
+
+from resjax.interop.huggingface.families import FAMILIES
+
+FAMILIES["llama"]
+"""
 
 from resjax.interop.huggingface.families.family import Family
 from resjax.interop.huggingface.families.gemma import GEMMA, GEMMA2, GEMMA3

@@ -6,8 +6,8 @@ from typing import Any
 
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Tensor
-from resjax.models.config import DecoderConfig, ResidualConfig, ShortSWAConfig
-from resjax.nn.rope import RopeScaling
+from resjax.models import DecoderConfig, ResidualConfig, ShortSWAConfig
+from resjax.nn import RopeScaling
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from resjax.interop.huggingface.families.family import (
 from resjax.interop.huggingface.rope_settings import read_rope, rope_settings
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Part, Tensor
-from resjax.models.config import DecoderConfig
+from resjax.models import DecoderConfig
 
 _ACTIVATIONS = {
   "gelu_new": "gelu",

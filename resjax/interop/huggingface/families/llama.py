@@ -16,7 +16,7 @@ from resjax.interop.huggingface.rope_settings import (
 )
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Tensor
-from resjax.models.config import DecoderConfig
+from resjax.models import DecoderConfig
 
 # The settings and the fields of `DecoderConfig` that they become.
 NAMES = {

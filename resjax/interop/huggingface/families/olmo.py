@@ -21,7 +21,7 @@ from resjax.interop.huggingface.rope_settings import (
   rope_settings,
 )
 from resjax.interop.huggingface.settings import Settings
-from resjax.models.config import DecoderConfig
+from resjax.models import DecoderConfig
 
 _THETAS = {SLIDING: 500_000.0, FULL: 500_000.0}  # of OLMo 3
 

@@ -15,7 +15,7 @@ from resjax.interop.huggingface.families.llama import (
 from resjax.interop.huggingface.rope_settings import read_rope, rope_settings
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Part, Tensor
-from resjax.models.config import DecoderConfig
+from resjax.models import DecoderConfig
 
 _ORIGINAL = 4096  # the length of the rows of pretraining, where a file does not say
 

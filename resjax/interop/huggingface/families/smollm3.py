@@ -20,7 +20,7 @@ from resjax.interop.huggingface.rope_settings import (
   rope_settings,
 )
 from resjax.interop.huggingface.settings import Settings
-from resjax.models.config import DecoderConfig, LayerRope
+from resjax.models import DecoderConfig, LayerRope
 
 
 def _rotated_layers(settings: Settings) -> list[bool]:

@@ -13,7 +13,7 @@ from resjax.interop.huggingface.families.llama import (
 from resjax.interop.huggingface.rope_settings import read_rope, rope_settings
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Tensor
-from resjax.models.config import DecoderConfig
+from resjax.models import DecoderConfig
 
 _NAMES = {name: field for name, field in NAMES.items() if name not in ("rms_norm_eps", "head_dim")}
 _NAMES |= {"layer_norm_eps": "norm_eps", "use_parallel_residual": "parallel"}

@@ -7,7 +7,7 @@ from resjax.interop.huggingface.families.llama import FILES, NAMES, NORMS, llama
 from resjax.interop.huggingface.rope_settings import read_rope, rope_settings
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Tensor
-from resjax.models.config import DecoderConfig
+from resjax.models import DecoderConfig
 
 _NAMES = {name: field for name, field in NAMES.items() if name != "rms_norm_eps"}
 _NAMES["norm_epsilon"] = "norm_eps"

@@ -2,6 +2,10 @@
 
 The code is put together from the text of modules in `torch_source`: nothing here imports torch. A
 folder that is read again gives its decoder by its settings and tensors; its code is not run.
+
+  from resjax.interop.huggingface import remote_code
+
+  remote_code.files("attn_res")  # name and text of each file of code
 """
 
 from resjax.interop.huggingface.remote_code.assembly import class_name, files, names, template

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from resjax.interop.huggingface.remote_code.settings import abstract_combinator
-from resjax.models.config import DecoderConfig
+from resjax.models import DecoderConfig
 
 
 def vllm_obstacles(config: DecoderConfig) -> list[str]:

@@ -11,12 +11,10 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.base import typed_json
-from resjax.data.pretrained_tokenizer import MOST_ROWS
+from resjax.data import MOST_ROWS
 from resjax.interop.huggingface.remote_code import assembly
-from resjax.models.config import DecoderConfig
-from resjax.models.layer import normed_views
-from resjax.nn.mlp import is_gated
-from resjax.nn.rope import Rope
+from resjax.models import DecoderConfig, normed_views
+from resjax.nn import Rope, is_gated
 
 MODEL_TYPE = "resjax_"  # what the model types of such folders begin with
 _RECORD = "resjax_config"

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.interop.huggingface.tensors import Tensor
-from resjax.models.config import DecoderConfig
-from resjax.models.parameters import Parameter
+from resjax.models import DecoderConfig, Parameter
 
 # The beginning of a path, and of the name of its tensor.
 _PLACES = (

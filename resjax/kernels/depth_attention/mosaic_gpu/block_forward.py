@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.depth_attention.mosaic_gpu import pairs, source_rows, two_phase_plan
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk

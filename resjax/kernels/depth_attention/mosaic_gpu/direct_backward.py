@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 from resjax.kernels.depth_attention.mosaic_gpu import direct_plan, source_rows
 from resjax.kernels.depth_attention.mosaic_gpu.source_rows import row_of
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.mosaic_gpu import two_phase_plan
 from resjax.kernels.depth_attention.mosaic_gpu.merge_forward import fold_operands, words_of

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
 from resjax.kernels.depth_attention.operands import Operands
 from resjax.kernels.mosaic_gpu import WARPS, ChannelSums, row_ops

@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.kernels.mosaic_gpu import Stream, call
 from resjax.kernels.operation import Ref

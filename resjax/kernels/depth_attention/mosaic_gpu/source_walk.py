@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from jax import lax
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 from resjax.kernels.depth_attention.operands import Operands
 from resjax.kernels.mosaic_gpu import Ring, Row, when
 

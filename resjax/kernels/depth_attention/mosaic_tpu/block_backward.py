@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 from resjax.kernels.depth_attention.mosaic_tpu import source_cotangents
 from resjax.kernels.depth_attention.mosaic_tpu.block_plan import (
   SLOTS,

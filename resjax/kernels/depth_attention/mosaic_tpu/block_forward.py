@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.depth_attention.mosaic_tpu.block_plan import (
   BlockPlan,
   matmul,

@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.depth_attention.mosaic_tpu import direct_plan
 from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import (
   DirectPlan,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
   TOKENS,

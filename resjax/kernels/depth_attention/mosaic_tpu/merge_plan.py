@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.operands import MergeOperands, Read, away_from_zero
 from resjax.kernels.mosaic_tpu import LANES, ROWS, SUBLANES, Span, Tiled, for_each_chunk

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from resjax.base.hardware.chips import TPU_CHIPS
+from resjax.base.hardware import TPU_CHIPS
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
 from resjax.kernels.depth_attention.mosaic_tpu.block_plan import BlockPlan
 from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import TOKENS, VMEM_LIMIT, MergePlan

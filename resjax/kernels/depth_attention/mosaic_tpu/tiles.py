@@ -5,7 +5,7 @@ import math
 
 import jax.numpy as jnp
 
-from resjax.base.hardware.chips import TPU_CHIPS
+from resjax.base.hardware import TPU_CHIPS
 from resjax.kernels.depth_attention.operands import Operands, Read
 from resjax.kernels.mosaic_tpu import LANES, ROWS, SUBLANES, chip_of
 

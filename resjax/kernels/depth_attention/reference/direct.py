@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from resjax.base.typing import Array, PyTree, aligned
+from resjax.base import Array, PyTree, aligned
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
 from resjax.kernels.depth_attention.reference.groups import (
   cotangent_groups,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from resjax.base.typing import Array, PyTree, wide_dtype
+from resjax.base import Array, PyTree, wide_dtype
 from resjax.kernels.depth_attention.operands import Operands
 from resjax.kernels.depth_attention.sources import Sources
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from resjax.base.typing import Array, aligned
+from resjax.base import Array, aligned
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.operands import (
   MergeCotangents,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.gated_streams.mosaic_gpu import plan, products, rows
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.mosaic_gpu import Refs, call, row_ops, stream_rows

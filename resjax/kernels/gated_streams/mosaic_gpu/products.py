@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.gated_streams.operands import Operands
 
 

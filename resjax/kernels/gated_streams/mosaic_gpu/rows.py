@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.mosaic_gpu import ChannelSums, GpuTiles, Ring, Stream, call, row_ops
 from resjax.kernels.operation import Field, Ref

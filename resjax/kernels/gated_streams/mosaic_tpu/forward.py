@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.gated_streams.mosaic_tpu import plan as tiles
 from resjax.kernels.gated_streams.mosaic_tpu.plan import Plan, Weights
 from resjax.kernels.gated_streams.operands import Operands, Read

@@ -10,8 +10,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.base.hardware.chips import TPU_CHIPS
-from resjax.base.typing import Array
+from resjax.base import Array
+from resjax.base.hardware import TPU_CHIPS
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.mosaic_tpu import (
   LANES,

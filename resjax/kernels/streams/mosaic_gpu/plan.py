@@ -1,6 +1,6 @@
 """The tiles of the kernels for streams, and what a token needs of them."""
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.mosaic_gpu import MAX_ROWS, GpuTiles, Ring, choose_tiles, row_ops
 from resjax.kernels.streams.operands import Operands, Read
 

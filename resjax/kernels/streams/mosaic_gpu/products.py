@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.streams.operands import in_parts
 
 

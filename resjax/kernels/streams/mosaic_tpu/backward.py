@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.mosaic_tpu import on_one_device
 from resjax.kernels.streams.mosaic_tpu import (
   backward_fused,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.mosaic_tpu import (
   LANES,
   ROWS,

@@ -3,7 +3,7 @@
 import itertools
 from typing import NamedTuple
 
-from resjax.base.hardware.chips import TPU_CHIPS, find_tpu
+from resjax.base.hardware import TPU_CHIPS, find_tpu
 from resjax.kernels.mosaic_tpu import LANES, ROWS, TOKENS, chip_of
 from resjax.kernels.streams.mosaic_tpu import phi
 from resjax.kernels.streams.mosaic_tpu.plan import PARTS, Plan

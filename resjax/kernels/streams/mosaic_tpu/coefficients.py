@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 from resjax.kernels.mosaic_tpu import TOKENS
 from resjax.kernels.operation import Ref
 from resjax.kernels.streams.mosaic_tpu.plan import Plan

@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from resjax.base.typing import Array
+from resjax.base import Array
 from resjax.kernels.mosaic_tpu import LANES, ROWS, Span, for_each_chunk, for_each_row_group
 from resjax.kernels.operation import Ref
 from resjax.kernels.streams.mosaic_tpu.plan import PARTS, Plan, in_parts

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 from resjax.kernels.mosaic_tpu import (
   LANES,
   ROWS,

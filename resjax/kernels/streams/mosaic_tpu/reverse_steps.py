@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 from resjax.kernels.mosaic_tpu import LANES, ROWS, TOKENS, Span, for_each_chunk, put, spread, wide
 from resjax.kernels.operation import Ref
 from resjax.kernels.streams.mosaic_tpu import plan as tiles

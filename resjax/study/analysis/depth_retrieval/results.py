@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from scipy import stats
 
-from resjax.base import locations, terminal, typed_json
-from resjax.base.locations import Location
+from resjax.base import Location, locations, terminal, typed_json
 from resjax.study.analysis import plots
 from resjax.study.analysis.depth_retrieval.task import Setup, System, Task, ceiling
 

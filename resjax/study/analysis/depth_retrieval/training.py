@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 from jax import lax
 
-from resjax.base.typing import Array, PyTree
+from resjax.base import Array, PyTree
 from resjax.combinators import Combinator, PreNorm
 from resjax.study.analysis.depth_retrieval.task import SITE, Setup, System, Task
 

@@ -1,1 +1,10 @@
-"""A page, plots and a JSON file that show where models switch from input to next token."""
+"""A page of HTML about what was measured, with its figures and tables.
+
+from resjax.study.analysis.report import page
+
+page.write(results, folder)
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from rich.console import Console
 
-from resjax.base import terminal
-from resjax.base.locations import Location
+from resjax.base import Location, terminal
 from resjax.study.analysis import depth_positions, plots
 from resjax.study.analysis.alignment import Alignment
 from resjax.study.analysis.alignment_record import from_record

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.patches import Rectangle
 
-from resjax.data.tokenizer import Tokenizer
+from resjax.data import Tokenizer
 from resjax.study.analysis import depth_positions
 from resjax.study.analysis.heat_map import HeatMap
 from resjax.study.analysis.report import panels

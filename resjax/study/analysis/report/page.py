@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
-from resjax.base import locations
-from resjax.base.locations import Location
+from resjax.base import Location, locations
 from resjax.study.analysis import depth_positions, plots
 from resjax.study.analysis.alignment import READINGS, Alignment
 from resjax.study.analysis.report import factor_table, sections

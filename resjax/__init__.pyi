@@ -1,0 +1,15 @@
+from . import aot as aot
+from . import base as base
+from . import cli as cli
+from . import combinators as combinators
+from . import data as data
+from . import interop as interop
+from . import kernels as kernels
+from . import models as models
+from . import nn as nn
+from . import study as study
+from . import testing as testing
+from . import train as train
+from .base.version import __version__ as __version__
+from .cli.actions import Experiment as Experiment
+from .cli.actions import Pretrained as Pretrained

@@ -1,0 +1,14 @@
+from . import chips as chips
+from . import compiler_options as compiler_options
+from . import gpu_nodes as gpu_nodes
+from . import slices as slices
+from .chips import GPU_CHIPS as GPU_CHIPS
+from .chips import GPU_DRIVER_BYTES as GPU_DRIVER_BYTES
+from .chips import GPU_TARGETS as GPU_TARGETS
+from .chips import TPU_CHIPS as TPU_CHIPS
+from .chips import GpuTarget as GpuTarget
+from .chips import find_target as find_target
+from .chips import find_tpu as find_tpu
+from .gpu_nodes import NODE_GPUS as NODE_GPUS
+from .gpu_nodes import GpuNodes as GpuNodes
+from .slices import TpuSlice as TpuSlice

@@ -1,0 +1,13 @@
+from . import metrics_log as metrics_log
+from . import time_ledger as time_ledger
+from .metrics_log import FILE_NAME as FILE_NAME
+from .metrics_log import METRICS_FILE as METRICS_FILE
+from .metrics_log import MetricLogger as MetricLogger
+from .metrics_log import read_metrics as read_metrics
+from .metrics_table import MetricsTable as MetricsTable
+from .metrics_table import read_table as read_table
+from .progress import Progress as Progress
+from .progress import format_number as format_number
+from .step_time import StepTime as StepTime
+from .time_ledger import Ledger as Ledger
+from .time_ledger import carried as carried

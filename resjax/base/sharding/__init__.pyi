@@ -1,0 +1,14 @@
+from .axis_types import cotangent as cotangent
+from .axis_types import laid_out as laid_out
+from .axis_types import reshape_front as reshape_front
+from .axis_types import take_rows as take_rows
+from .axis_types import typed_like as typed_like
+from .axis_types import whole as whole
+from .layout import Layout as Layout
+from .layout import make_layout as make_layout
+from .mesh import MESH_AXES as MESH_AXES
+from .mesh import MeshConfig as MeshConfig
+from .mesh import make_mesh as make_mesh
+from .rules import LOGICAL_AXES as LOGICAL_AXES
+from .rules import Rules as Rules
+from .rules import ShardingConfig as ShardingConfig

@@ -1,0 +1,2 @@
+from .asked import by_level as by_level
+from .tasks import Task as Task

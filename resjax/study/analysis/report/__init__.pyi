@@ -1,0 +1,11 @@
+from . import alignment_figures as alignment_figures
+from . import alignment_table as alignment_table
+from . import factor_table as factor_table
+from . import heat_table as heat_table
+from . import page as page
+from . import parts as parts
+from . import reading_figures as reading_figures
+from . import results as results
+from .alignment_figures import TRAJECTORIES as TRAJECTORIES
+from .heat_table import visible as visible
+from .results import Results as Results

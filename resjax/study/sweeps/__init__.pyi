@@ -1,0 +1,12 @@
+from . import comparison as comparison
+from . import comparison_plots as comparison_plots
+from . import comparison_table as comparison_table
+from . import plan as plan
+from . import results as results
+from . import sweep_page as sweep_page
+from . import table as table
+from . import tuning as tuning
+from .plan import Plan as Plan
+from .results import Result as Result
+from .runs import SweepRun as SweepRun
+from .runs import expand as expand

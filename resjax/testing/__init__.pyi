@@ -1,0 +1,2 @@
+from .checks import CHECKS as CHECKS
+from .combinator import check_combinator as check_combinator

@@ -1,0 +1,10 @@
+from .config import OptimizerConfig as OptimizerConfig
+from .optimizer import make_optimizer as make_optimizer
+from .schedules import schedule as schedule
+from .schedules import steps_before_decay as steps_before_decay
+from .schedules import warmup_steps as warmup_steps
+from .table import ParameterRow as ParameterRow
+from .table import Scaling as Scaling
+from .table import check_combinator_factors as check_combinator_factors
+from .table import column as column
+from .table import parameter_rows as parameter_rows

@@ -1,0 +1,10 @@
+from . import data_use as data_use
+from . import environment as environment
+from . import parents as parents
+from . import restore as restore
+from . import same_program as same_program
+from . import workdir as workdir
+from .config import Run as Run
+from .data_use import Use as Use
+from .sample import prefix_of_prompts as prefix_of_prompts
+from .sample import sample_text as sample_text
