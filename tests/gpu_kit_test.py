@@ -26,7 +26,8 @@ KIT, MACHINE = (
 def extra(name):
   config = configparser.ConfigParser(inline_comment_prefixes="#")
   config.read(REPOSITORY / "setup.cfg")
-  lines = config["options.extras_require"][name].splitlines()
+  section = "options" if name == "install_requires" else "options.extras_require"
+  lines = config[section][name].splitlines()
   return [line.strip() for line in lines if line.strip() and not line.strip().startswith("resjax")]
 
 
@@ -35,7 +36,7 @@ def least(requirement):
 
 
 def test_the_trainer_and_the_benchmarks_have_what_they_declare():
-  for requirement in [*extra("train"), *extra("bench")]:
+  for requirement in [*extra("install_requires"), *extra("train"), *extra("bench")]:
     name = plain(requirement)
     if name == TORCH:
       continue
