@@ -16,7 +16,7 @@ from rich.console import Console
 
 from launch import outside
 from resjax.base.processes import SIGINT_CODE, Interrupted
-from resjax.base.records import FILE_NAME, read_metrics
+from resjax.base.records import METRICS_FILE, read_metrics
 from resjax.study import config_tree
 from resjax.study.sweeps import Result, SweepRun, results
 from resjax.train import experiment
@@ -204,7 +204,7 @@ def collect(run: SweepRun, error: str | None = None, metric: str = results.PRIMA
     metric: the name of the metric that the sweep compares.
   """
   folder = workdir.place(run.config.workdir)
-  records = read_metrics(folder / FILE_NAME) if (folder / FILE_NAME).exists() else []
+  records = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
   record = workdir.begun(folder)
   if record is None:
     return results.result(run, records, {}, error, metric=metric)

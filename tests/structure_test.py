@@ -9,7 +9,7 @@ MOST = {
   "arrows": 44,
   "empty doors": 0,
   "imports from one operation into another": 0,
-  "settings of a config": 165,
+  "settings of a config": 162,
   "modules loaded for the one system": 15,
   "modules loaded for the decoder": 53,
 }

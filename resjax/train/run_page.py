@@ -7,7 +7,7 @@ from typing import Any
 
 from resjax import combinators
 from resjax.base import Location, locations
-from resjax.base.records import FILE_NAME, read_metrics, time_ledger
+from resjax.base.records import METRICS_FILE, read_metrics, time_ledger
 from resjax.study import config_tree
 from resjax.study.analysis import Alignment, depth_positions, plots
 from resjax.study.analysis.report import TRAJECTORIES, alignment_figures, alignment_table, parts
@@ -39,7 +39,7 @@ def page(folder: Location, base: Mapping[str, Any]) -> str:
   Raises:
     ValueError: the folder holds no run, or its record or its metrics are damaged.
   """
-  record, path = workdir.read(folder), folder / FILE_NAME
+  record, path = workdir.read(folder), folder / METRICS_FILE
   records = read_metrics(path) if path.exists() else []
   site = "parallel" if record.config.get("model", {}).get("parallel") else "mlp"
   found = alignment_table.alignments(records, str(folder), SPLIT, site)

@@ -1,6 +1,5 @@
 from . import metrics_log as metrics_log
 from . import time_ledger as time_ledger
-from .metrics_log import FILE_NAME as FILE_NAME
 from .metrics_log import METRICS_FILE as METRICS_FILE
 from .metrics_log import MetricLogger as MetricLogger
 from .metrics_log import read_metrics as read_metrics
