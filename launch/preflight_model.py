@@ -59,7 +59,7 @@ def check(
     if hardware.topology:
       missing = absent_devices.missing_for(hardware.topology) or ""
     if missing:
-      devices: Sequence[jax.Device] = _stand_ins(hardware.devices or 1)
+      devices: Sequence[jax.Device] = _absent_devices(hardware.devices or 1)
     else:
       devices = absent_devices.describe(hardware.topology, hardware.num_slices).devices
     run = experiment.build(config, devices)
@@ -127,7 +127,7 @@ def _fit(run: Run, hardware: Hardware, why_not: str, words: Sequence[str]) -> Fi
   return Finding("fit", True, f"the step needs {memory.total / GIB:.2f} GiB of HBM per device")
 
 
-def _stand_ins(count: int) -> list[jax.Device]:
+def _absent_devices(count: int) -> list[jax.Device]:
   """Returns so many devices of the CPU, which show whether mesh and batch divide."""
   counted = r"--xla_force_host_platform_device_count=\d+"
   os.environ["XLA_FLAGS"] = re.sub(counted, "", os.environ.get("XLA_FLAGS", ""))
