@@ -48,7 +48,7 @@ class Report:
       loop once; None if the compiler has no count.
     collectives: what devices exchange.
     passes: memory traffic of one device by our own count, which has loops times their trips.
-    floor: the least of that traffic that depth attention needs; None without a formula for it.
+    floor: the least of that traffic that depth mixing needs; None without a formula for it.
     unknown_loops: the loops that count once because their trips could not be read.
     lower_seconds: wall time until the program was handed to the compiler.
     compile_seconds: wall time of the compiler.

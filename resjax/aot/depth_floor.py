@@ -1,4 +1,4 @@
-"""The least memory traffic of depth attention and residual streams in a training step, by formulas.
+"""The least memory traffic of depth reads and residual streams in a training step, by formulas.
 
 The kernels of a fused read must read every source once and write what it gives; these figures count
 that and nothing else, in passes per sublayer (see `passes`), averaged over all sublayers of the

@@ -67,7 +67,7 @@ def show_passes(
     residual: its name.
     passes: the traffic of the step.
     standard: that of the step with `standard`.
-    floor: the least that depth attention needs, if it is known.
+    floor: the least that depth mixing needs, if it is known.
     console: where it is printed.
   """
   table = _table(

@@ -33,7 +33,7 @@ def block_loop(
 
   For the reverse pass it keeps one bank, and of each layer what the layer keeps besides the bank,
   what opened its block, and parameters; blocks are opened once more. A layer that returns the bank
-  of its last reader (`return_sources` of depth attention) adds to one cotangent of the bank in
+  of its last reader (`return_sources` of the kernel) adds to one cotangent of the bank in
   place. The cotangent of what opened a block is handed from layer to layer and from block to block
   and never zeroed: of each leaf [S, ...] a site uses a row of its own, and writes that
   (`depth_attention_merge`). No gradient flows through what the layers give besides the state.

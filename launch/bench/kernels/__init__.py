@@ -1,1 +1,1 @@
-"""Measures depth attention; see `resjax bench kernels --help`."""
+"""Measures the kernels of depth reads and residual streams; see `resjax bench kernels --help`."""

@@ -1,4 +1,4 @@
-"""Times depth attention, residual streams, and what competes, on the device at hand.
+"""Times depth reads, residual streams, and what competes, on the device at hand.
 
   resjax bench kernels --out runs/bench
 

@@ -1,4 +1,4 @@
-"""The shapes that depth attention is measured at, and the least memory traffic of each form.
+"""The shapes that depth reads are measured at, and the least memory traffic of each form.
 
 Traffic is counted in passes. A pass goes once over an array [T, D] in the dtype of the
 sources: T D itemsize bytes. The few float32 numbers per token (logits, inverse RMS, lse: 4 (2N + 1)

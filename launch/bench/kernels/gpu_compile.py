@@ -210,7 +210,7 @@ def _ptxas_report(compile: Callable[[], Any]) -> str:
 def _prepared(
   case: KernelCase, layout: Layout, array: Callable
 ) -> str | tuple[GpuTiles, Callable, tuple]:
-  """Returns a kernel of depth attention, see `gpu_stream_kernels.prepared`."""
+  """Returns a kernel of depth reads, see `gpu_stream_kernels.prepared`."""
   read = Read(1, _EPS, case.fused, case.threaded, implementation="mosaic_gpu", layout=layout)
   operands = _merge_operands(case, array) if case.kind == "merge" else _operands(case, array)
   obstacle = getattr(obstacles, case.kind)(read, operands)

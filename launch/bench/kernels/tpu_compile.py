@@ -1,4 +1,4 @@
-"""Compiles the TPU kernels of depth attention for chips that need not be there, with libtpu."""
+"""Compiles the TPU kernels of depth reads for chips that need not be there, with libtpu."""
 
 import dataclasses
 from collections.abc import Callable
