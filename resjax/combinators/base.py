@@ -207,8 +207,8 @@ class Combinator(nnx.Module):
   def view_names(self, site: str) -> tuple[str, ...]:
     """Returns the names of the views that `read` gives a site.
 
-    The view x is always there. Of q, k and v those are there that a system gives another input than
-    x; an attention takes x for those that are not.
+    The view x is always present. The views q, k and v are present where a system computes them
+    differently from x; an attention uses x in place of a missing one.
     """
     return ("x",)
 
@@ -260,14 +260,15 @@ class Combinator(nnx.Module):
     return None
 
   def from_norms(self, gains: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns parameters by name with which reads normalise as the norms of a model do.
+    """Returns parameters by name that make reads normalise like the norms of a given model.
 
-    They are for a model that goes on from one with norms, whose place this combinator takes (see
-    `final_norm`). Without them it cannot go on from such a model.
+    A model with this combinator can start from the weights of a model with RMS norms only if the
+    combinator takes the gains of the norms that it replaces (see `final_norm`). By default it
+    takes none.
 
     Args:
-      gains: those of RMS norms: [L, D] by site, where the model had the site, and [D] of the final
-        norm by `OUTPUT`.
+      gains: the gains of the RMS norms by site, [L, D] for each site that the model had, and of the
+        final norm by `OUTPUT`, [D].
     """
     return {}
 

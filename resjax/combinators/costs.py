@@ -55,8 +55,8 @@ def flops_per_token(combinator: "Combinator") -> int:
 
   A product of matrices [m, k] and [k, n] counts 2 m k n, a sum over n values n − 1, and every other
   arithmetic operation one per value that it makes. Exponentials, roots and the like do not count,
-  nor does what is the same for all tokens, such as a softmax of parameters. A kernel counts as the
-  reference that it replaces.
+  nor do operations that are the same for all tokens, such as a softmax of parameters. A kernel
+  counts as the reference that it replaces.
 
   Args:
     combinator: its parameters may be abstract.

@@ -99,7 +99,7 @@ class DepthReader(SourceMixer):
     return {name: self._layer_row(p, layer)[index] for name, p in self._readers("view_").items()}
 
   def _readers(self, prefix: str) -> dict[str, nnx.Param]:
-    """Returns the parameters of the readers that have a prefix, without it."""
+    """Returns the parameters whose names begin with `prefix`, by the rest of their names."""
     return {name: getattr(self, prefix + name) for name in self.scores.shapes()}
 
   def source_names(self) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ class DepthReader(SourceMixer):
     return tuple(f"{layer} {site}" for layer in range(self.num_layers) for site in self.sites)
 
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
-    """See `Combinator.depth_weights`. They are those of view x."""
+    """See `Combinator.depth_weights`; these are the weights of the view x."""
     if site == OUTPUT:
       return None
     rows = self._softmax(state.sources, layer, site)
@@ -132,7 +132,7 @@ class DepthReader(SourceMixer):
   ) -> tuple[Array, Sources]:
     """Returns a view of a site, and the sources for the next reader (`return_sources`).
 
-    With a norm it returns RMS(h) ⊙ scale in place of what is read, h.
+    The view is h, the weighted sum of the sources, or RMS(h) ⊙ scale if a norm is given.
     """
     return self._attend_with(self._reader(layer, site, view), sources, last_valid, norm)
 
@@ -220,7 +220,7 @@ class DepthBlocks(DepthReader):
     return {name: rows.reshape(-1, *rows.shape[2:]) for name, rows in joined.items()}
 
   def _slot(self, layer: Layer, site: str, view: str = "x") -> Layer:
-    """Returns the number of a read among those of its depth block."""
+    """Returns the index of a read within the reads of its depth block."""
     per_layer = len(self.sites) + len(self.own_readers)
     number = self.sites.index(site)
     if view != "x":

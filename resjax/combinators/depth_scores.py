@@ -76,7 +76,7 @@ class DepthScores:
         raise ValueError(f"weights='static' has no queries and keys; leave out {name}={value!r}")
 
   def _changed(self, names: tuple[str, ...]) -> dict[str, Any]:
-    """Returns those of some options that do not have their default."""
+    """Returns the options among `names` whose value differs from the default."""
     given = {name: getattr(self, name) for name in names}
     return {name: value for name, value in given.items() if value != getattr(DepthScores, name)}
 
@@ -101,8 +101,8 @@ class DepthScores:
   def shapes(self, num_sources: int = 0) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a reader's parameters by name.
 
-    All start at zero, but key_scale (γ) at one: query (w), log_scale (t), query_weight (W), and
-    logit, s of `static`, of which a read uses those of the sources that it has.
+    They are query (w), key_scale (γ), log_scale (t), query_weight (W), and for `static` weights
+    logit (s), of which a read uses one per source. All start at zero, but key_scale at one.
     """
     if self.weights == "static":
       return {"logit": (num_sources,)}
@@ -173,7 +173,7 @@ class DepthScores:
     return jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
 
   def read(self, reader: Reader, sources: Sources, last_valid: Flag = True) -> Array:
-    """Returns h [..., D]. The reverse pass keeps the sources and parameters alone.
+    """Returns h [..., D]; the reverse pass stores only the sources and parameters for it.
 
     Args:
       reader: the parameters of the read.

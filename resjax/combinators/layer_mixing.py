@@ -12,10 +12,10 @@ from resjax.kernels.depth_attention import Sources
 
 
 class LayerStream(NamedTuple):
-  """What the sites of a layer hand on to the next site.
+  """The state within a layer, from one site to the next.
 
   Attributes:
-    stream: what the next site reads, [B, T, D].
+    stream: the input of the next site [B, T, D].
     output: the sum of the layer's branch outputs [B, T, D]; None if the stream is the output.
   """
 
@@ -31,7 +31,8 @@ class LayerMixer(SourceMixer):
 
   Attributes:
     stream_has_mix: whether the stream starts at the mix, not at the first branch's output.
-    output_has_mix: whether a layer's output is its stream, not the sum of its branches alone.
+    output_has_mix: whether a layer's output is its stream; else it is the sum of its branch
+      outputs.
   """
 
   family = "dense mixes"

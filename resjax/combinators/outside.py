@@ -76,7 +76,7 @@ def check_class(cls: Any, name: str) -> None:
 
   Args:
     cls: the class.
-    name: what it is or shall be known by, for the message.
+    name: the name of the class in the registry, for the message.
   """
   if not (isinstance(cls, type) and issubclass(cls, Combinator)):
     raise ValueError(f"{name!r}: {cls!r} cannot be registered; allowed: subclasses of Combinator")

@@ -106,12 +106,10 @@ def load(name: str) -> type[Combinator]:
 
 
 def names(*, shipped: bool = False) -> tuple[str, ...]:
-  """Returns the names of all combinators, also those that installed packages declare.
-
-  Nothing is imported for it.
+  """Returns the names of all combinators, without importing any of them.
 
   Args:
-    shipped: whether only those of resjax are meant.
+    shipped: whether to leave out the combinators that other packages declare or register.
   """
   return tuple(SYSTEMS if shipped else dict.fromkeys((*_REGISTRY, *outside.installed())))
 
@@ -226,7 +224,7 @@ def build(
 
 
 def _as_annotated(cls: type[Combinator], kwargs: dict[str, Any]) -> dict[str, Any]:
-  """Returns options where those of another type are what `ranges.plain` makes of them."""
+  """Returns options, converted by `ranges.plain` where they do not have the annotated type."""
   annotations = inspect.signature(cls).parameters
   kinds = {key: annotations[key].annotation for key in kwargs}
   return {

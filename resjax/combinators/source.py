@@ -44,13 +44,14 @@ class SourceCombinator(Combinator):
   layers_per_block: int = 1
 
   def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
-    """Returns the sources, and what all sites of a depth block together make of them, or None.
+    """Returns the sources, and results that all sites of a depth block share, or None.
 
     A scan calls it before the first layer of a block, where `per_layer` parameters have a row for
-    each layer of the block. It hands the result to the sites of the block in `DepthState.opened`.
+    each layer of the block. The sites of the block find the shared results, such as the first of
+    two phases of their reads, in `DepthState.opened`.
 
     Args:
-      sources: those that are complete before the block.
+      sources: the sources that are complete before the block.
     """
     return sources, None
 
@@ -67,7 +68,7 @@ class SourceMixer(SourceCombinator):
 
   @abc.abstractmethod
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
-    """Returns the depth state after a site; the arguments are those of `write`."""
+    """Returns the depth state after a site; takes the arguments of `write`."""
 
   def write(
     self, state: DepthState, layer: Layer, site: str, out: Array, *,

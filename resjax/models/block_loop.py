@@ -106,7 +106,7 @@ class _Sizes(NamedTuple):
       yield _Segment(whole, 1, whole * self.every, rest)
 
   def num_valid(self, block: Array) -> Array:
-    """Returns how many sources are complete before a block, which appends to the slots after."""
+    """Returns the number of sources that are complete when a block begins."""
     return jnp.int32(self.start + block * self.appended)
 
 
@@ -130,7 +130,10 @@ class _Loops(NamedTuple):
   def open_block(
     self, num_valid: Array | int, bank: Array, shared: PyTree, rows: PyTree
   ) -> tuple[Array, PyTree]:
-    """Returns the bank as it was, and what the layers of a block together make of its sources."""
+    """Returns the bank unchanged, and the results that all layers of a depth block share.
+
+    They are `combinator.open_block` of the complete sources, the first `num_valid` of the bank.
+    """
     combinator = nnx.merge(self.graphdef, rows, shared[0])
     with jax.named_scope("depth_mixing"):
       sources, opened = combinator.open_block(Sources((), bank, num_valid))
@@ -147,7 +150,11 @@ class _Loops(NamedTuple):
     shared: PyTree,
     row: Stack,
   ) -> tuple[tuple[Array, PyTree, tuple[Array, ...], _Running], PyTree]:
-    """Returns bank and opened as they were, recent sources and `running`; and what is found."""
+    """Runs one layer on the depth state of a block.
+
+    Returns the unchanged bank and `opened`, the sources that the layer appended, and `running`
+    after it; and the layer's collected results.
+    """
     parameters, smooth = shared
     carried = Carried(
       DepthState(Sources((), bank, num_valid), running.state, opened), running.handed
@@ -179,14 +186,14 @@ class _Loops(NamedTuple):
 def _run(
   loops: _Loops, sources: tuple[Array, ...], running: _Running, arrays: _Arrays
 ) -> tuple[Array, _Running, PyTree]:
-  """Returns the bank, `running` after the last layer, and what was found in all layers, stacked."""
+  """Returns the bank, `running` after the last layer, and the collected results, stacked."""
   return _forward(False, loops, sources, running, arrays)[0]
 
 
 def _forward(
   keeps: bool, loops: _Loops, sources: tuple[Array, ...], running: _Running, arrays: _Arrays
 ) -> tuple[tuple[Array, PyTree, PyTree], PyTree]:
-  """Runs both loops; if `keeps` is true, with what their reverse needs of every layer."""
+  """Runs both loops; if `keeps`, also returns the residuals of every layer for the reverse pass."""
   bank, kept = make_bank(sources, loops.sizes.bank), []
   for segment in loops.sizes.segments():
     structures: list[Any] = []  # of what is kept of a layer; the loops carry its leaves
@@ -215,12 +222,13 @@ def _run_block(
     loops: what to run.
     segment: the blocks to which this one belongs.
     arrays: what the layers read.
-    structures: gets the structure of what is kept of a layer, of which the stacks are the leaves.
+    structures: is filled with the pytree structure of a layer's residuals; the stacks are its
+      leaves.
     block: the number of the block in its segment.
     carry: the bank, `running`, and the stacks; with None in place of these one layer is run.
 
   Returns:
-    The next carry; without stacks what is kept of one layer in their place.
+    The next carry; without stacks the residuals of one layer in their place.
   """
   bank, running, stacks = carry
   num_valid, first = loops.sizes.num_valid(segment.first_block + block), segment.first_of(block)
@@ -260,16 +268,22 @@ def _run_block(
 
 
 class _Collected(NamedTuple):
-  """Cotangents of what the layers that are still to be reversed share, and of what they had alone.
+  """The cotangents that the reverse pass has summed or written so far.
 
-  The stacks have None in place of arrays that have no cotangent.
+  Attributes:
+    bank: of the sources.
+    running: of the running state, before the layers that are reversed already.
+    shared: of the parameters that all layers share, summed.
+    stack: of the rows that each layer has of its own, one row written per reversed layer. Arrays
+      without a cotangent are None.
+    rows: of the combinator's rows of `stack`, through `open_block`.
   """
 
   bank: Array
   running: PyTree
   shared: PyTree
   stack: PyTree
-  rows: PyTree  # of what opened the blocks: of stack.combinator
+  rows: PyTree
 
 
 def _backward(
@@ -307,13 +321,13 @@ def _reverse_block(
   """Runs the reverse pass of one block.
 
   Args:
-    loops: what is reversed.
+    loops: the loops of the forward pass.
     segment: the blocks to which this one belongs.
-    vjps: what was kept of their layers, stacked.
+    vjps: the residuals of their layers, stacked.
     bank: the bank after the last block.
     arrays: what the layers read.
     k: the number of the block in its segment, counted from the last one.
-    carry: the cotangents of what opened the block, as later blocks left them; and the others.
+    carry: the cotangents of the results of `open_block`, and all others, after later blocks.
   """
   block = segment.num_blocks - 1 - k
   first = segment.first_of(block)
@@ -356,7 +370,7 @@ def _opened(
 
 
 def _reverse_close(loops: _Loops, block: Array, d: _Collected) -> tuple[tuple[Array, ...], PyTree]:
-  """Returns the cotangents of the sources that the last layer of a block left, and of `running`."""
+  """Returns the cotangents of a block's last recent sources, and of `running`, before its close."""
   sizes = loops.sizes
   d_appended = tuple(_row(d.bank, sizes.num_valid(block) + k) for k in range(sizes.appended))
   anywhere = (_row(d.bank, 0),) * sizes.recent  # it is linear
@@ -389,12 +403,12 @@ def _with_rows(stack: PyTree, rows: PyTree, first: Array) -> PyTree:
 
 
 def _empty(like: Array | jax.ShapeDtypeStruct, *rows: int) -> Array:
-  """Returns an array [*rows, ...] of which all has to be written before it is read."""
+  """Returns an uninitialised array [*rows, ...]: write all of it before reading it."""
   return typed_like(lax.empty((*rows, *like.shape), like.dtype), like)
 
 
 def _empty_cotangent(leaf: Array) -> Array | None:
-  """Returns what every row of the cotangent of a stack is written to; None for integers."""
+  """Returns an uninitialised cotangent for a stack; None for integers."""
   return _empty(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else None
 
 

@@ -102,7 +102,7 @@ class ValueGateConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DepthValuesConfig:
-  """Which layers `value_mixing='depth'` mixes, and what it starts as.
+  """Which earlier layers `value_mixing='depth'` reads, and how the mix is initialised.
 
   Layer l mixes its values with those of the layers j < l with j % stride = 0 or j >= l - recent.
 

@@ -39,7 +39,7 @@ class FirstTokens(NamedTuple):
 
 
 class TokensInCache(NamedTuple):
-  """Where T new tokens stand that follow those of a cache.
+  """The positions of T new tokens that follow the tokens of a cache.
 
   Attributes:
     length: the number of slots that earlier tokens fill, a scalar.
@@ -170,7 +170,7 @@ class DecodeCache:
       tokens: the tokens [B, T].
       segment_ids: 1 for a token, 0 for padding [B, T], which comes last in its row.
       new: the keys and values of these tokens, by attention site: [L, B, T, K, C].
-      combinator: what the combinator keeps, see `Combinator.next_cache`.
+      combinator: the combinator's cache, see `Combinator.next_cache`.
     """
     first, counts = jnp.asarray(self.length), jnp.sum(segment_ids > 0, axis=1)
     past = {
@@ -182,13 +182,13 @@ class DecodeCache:
     return DecodeCache(past, ids, length, combinator, kept)
 
   def rows(self, tokens: Array, segment_ids: Array) -> tuple[Array, Array]:
-    """Returns the tokens of all slots with T new ones, and which of them are tokens, [B, S] each.
+    """Returns the ids of all tokens, with T new ones, and which slots hold a token, [B, S] each.
 
-    Only a cache that keeps tokens has them.
+    Only a cache that stores token ids has them.
     """
     assert self.tokens is not None  # `Decoder.decode` asks where `short_lengths` are not empty
     return self._with(self.tokens, tokens), self._with(self.segment_ids, segment_ids)
 
   def _with(self, slots: Array, new: Array) -> Array:
-    """Returns what is known of all slots [B, S] with that of T new tokens [B, T]."""
+    """Returns the entries of all slots [B, S], with those of T new tokens [B, T] stored."""
     return lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), self.length, axis=1)

@@ -154,7 +154,7 @@ class Decoder(nnx.Module):
   ) -> Probed:  # fmt: skip
     """Runs the layers with a probe that looks at each of them; without gradients.
 
-    The other arguments are those of `__call__`.
+    Takes the arguments of `__call__`, and:
 
     Args:
       probe: a pure function that closes over no array: probe(visits, seen) gets the visits to the
@@ -306,7 +306,7 @@ class Decoder(nnx.Module):
   def _decode(
     self, tokens: Array, cache: DecodeCache, segment_ids: Array
   ) -> tuple[Array, DecodeCache]:
-    """Does what `decode` does where all earlier tokens stay what they were."""
+    """Runs new tokens only, as `decode` does if no earlier token has to be computed again."""
 
     def keep(visits: Sequence[depth.SiteVisit], _: _Context) -> dict[str, KeyValues | None]:
       return {visit.site: visit.kept[0] for visit in visits}
@@ -319,7 +319,7 @@ class Decoder(nnx.Module):
     return hidden, new_cache
 
   def _values(self) -> ValueMixing:
-    """Returns what the attention does with values."""
+    """Returns how attentions mix other values into their own, with its parameters."""
     parameters = ValueParameters(self.value_weights, self.value_gate, self.value_share)
     return ValueMixing(self.config, self.layout, parameters)
 
@@ -381,7 +381,7 @@ def _check_agrees(
 
 
 def _different(of_layers: Sequence[T]) -> tuple[tuple[T, ...], Array | None]:
-  """Returns the different values of layers, and which of them each has [L]; None: all the same."""
+  """Returns the distinct values, and for each layer the index of its own [L]; None if all agree."""
   values = tuple(dict.fromkeys(of_layers))
   indices = [values.index(value) for value in of_layers]
   return values, jnp.array(indices) if len(values) > 1 else None

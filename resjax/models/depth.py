@@ -39,7 +39,7 @@ class SiteVisit(NamedTuple):
     before: the depth state that the site read.
     out: the output of the branch [B, T, D].
     after: the depth state after `Combinator.write`.
-    kept: what the branch returned after its output, in a tuple that may be empty.
+    kept: further results of the branch after its output, in a tuple that may be empty.
     normed: the normalised views that the branch saw.
   """
 
@@ -53,7 +53,7 @@ class SiteVisit(NamedTuple):
   normed: Views
 
   def views(self) -> Views:
-    """Returns what the site read, [B, T, D] each, before any norm."""
+    """Returns the views that the site read, [B, T, D] each, before any norm."""
     return self.combinator.read(self.before, self.layer, self.site)[0]
 
   def closed(self) -> Array:
@@ -78,13 +78,13 @@ Collect = Callable[[Sequence[SiteVisit], PyTree], PyTree]
 
 
 class Relay(NamedTuple):
-  """Arrays that every layer hands to the next one besides the depth state.
+  """Arrays besides the depth state that every layer passes to the next one.
 
   Attributes:
-    first: what the first layer is handed, arrays of a floating type.
-    give: give(context, handed) returns the context that the branches of a layer get.
-    take: take(layer parameters, visits of the layer, handed) returns what the layer hands on, of
-      the same shapes and dtypes.
+    first: the arrays that the first layer gets, of a floating type.
+    give: give(context, arrays) returns the context for the branches of a layer.
+    take: take(layer parameters, visits of the layer, arrays) returns the arrays for the next
+      layer, of the same shapes and dtypes.
   """
 
   first: PyTree
@@ -250,7 +250,7 @@ def _read(
   pre_norms: PreNorms | None,
   parameters: PyTree,
 ) -> tuple[Views, Any]:
-  """Returns what the branch of a site is given, and the tape."""
+  """Returns the input of a site's branch, normalised if there are `pre_norms`, and the tape."""
   if pre_norms is None:
     return combinator.read(state, layer, site)
   return combinator.read_normed(state, layer, site, pre_norms(parameters, site))
@@ -260,7 +260,7 @@ def first_views(
   combinator: Combinator, layers: PyTree, x: Array, branch: Branch, site: str, *,
   pre_norms: PreNorms | None = None, context: PyTree = None, tokens: TokenContext | None = None,
 ) -> Views:  # fmt: skip
-  """Returns what a branch of the first layer is given [B, T, D]; arguments as in `run`."""
+  """Returns the inputs of a branch of the first layer [B, T, D]; takes arguments like `run`."""
   first = jax.tree.map(lambda leaf: leaf[0], layers)
   state = combinator.init(x, tokens)
   for earlier in combinator.sites[: combinator.sites.index(site)]:

@@ -47,7 +47,7 @@ def _seen(window: int, seq_len: int) -> float:
 
 
 def training_flops_per_token(config: DecoderConfig, combinator: Combinator, seq_len: int) -> float:
-  """Returns the FLOPs of training per token: three times those of the forward pass.
+  """Returns the FLOPs of training per token, three times the FLOPs of the forward pass.
 
   The backward pass costs as much as two forward passes; recomputation is not counted.
 

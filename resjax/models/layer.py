@@ -111,10 +111,10 @@ class Layer(nnx.Module):
 
     Args:
       site: one of the config's `sites`.
-      views: what the site reads through its `pre_norms`, [B, T, D] each.
-      tokens: where the T tokens stand, alone in their rows or behind those of a cache.
+      views: the reads of the site, normalised by its `pre_norms`, [B, T, D] each.
+      tokens: the positions of the T tokens, alone in their rows or behind the tokens of a cache.
       past: the keys and values in the cache, by attention site; empty without a cache.
-      mixers: what is mixed into the values of `attention`.
+      mixers: how other layers' values are mixed into the values of `attention`.
       window: how many of the last tokens `attention` sees.
       rotation: the rotary embedding of queries and keys.
 
@@ -172,9 +172,9 @@ class Layer(nnx.Module):
     return attention.decode(*_qkv(normed), past, **options)
 
   def pre_norms(self, site: str) -> Norms:
-    """Returns what normalises the views of a site before `__call__`, by view.
+    """Returns the norms to apply to the views of a site before `__call__`, by view.
 
-    Where two sublayers share a view, this is what their norms have in common: an RMS norm without
+    Where two sublayers share a view, it is the part that their norms share: an RMS norm without
     gain, or nothing.
     """
     return {view: _common(norms) for view, norms in self._norms_by_view(site).items()}
@@ -204,7 +204,7 @@ class Layer(nnx.Module):
 
 
 def _common(norms: list[Norm]) -> PreNorm | Norm:
-  """Returns what the norms of one view by several sublayers have in common; one norm: itself."""
+  """Returns the part that several norms of one view share; a single norm is returned whole."""
   first, *others = norms
   if isinstance(first, nnx.RMSNorm):
     scale = _gain(first)
@@ -213,7 +213,7 @@ def _common(norms: list[Norm]) -> PreNorm | Norm:
 
 
 def _own_part(own: Norm, x: Array) -> Array:
-  """Returns what is left of a norm of x [B, T, D] after `_common`."""
+  """Applies to x [B, T, D] the part of a norm that `_common` leaves out, its gain."""
   return (x * _gain(own)).astype(x.dtype) if isinstance(own, nnx.RMSNorm) else own(x)
 
 
@@ -223,7 +223,7 @@ def _gain(own: nnx.RMSNorm) -> Array:
 
 
 def _qkv(normed: dict[str, Array]) -> tuple[Array, Array, Array]:
-  """Returns what queries, keys and values are made of: x where there is no view of their own."""
+  """Returns the inputs of queries, keys and values: x where there is no view of their own."""
   q, k, v = (normed[name if name in normed else "x"] for name in "qkv")
   return q, k, v
 
@@ -268,9 +268,9 @@ def _norm_gates(
 
 
 def _used_views(given: tuple[str, ...], sublayer: str) -> tuple[str, ...]:
-  """Returns the views that a sublayer uses of those that its site is given.
+  """Returns the names of the given views that a sublayer uses.
 
-  An attention uses q, k and v, and x in place of those that are not given; an MLP uses x alone.
+  An attention uses q, k and v, and x in place of any that is missing; an MLP uses x alone.
   """
   named = tuple(view for view in "qkv" if view in given) if sublayer != "mlp" else ()
   return named if len(named) == len("qkv") else (*named, "x")

@@ -1,4 +1,4 @@
-"""What the loops over layers run, and what they hand to each layer."""
+"""The layer function that the loops over layers run, and its arguments."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from resjax.base import PyTree
 
 
 class Carried(NamedTuple):
-  """What one layer leaves for the next.
+  """The carry from one layer to the next.
 
   Attributes:
     state: the depth state of the combinator.

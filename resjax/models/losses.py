@@ -15,7 +15,7 @@ from resjax.base.sharding import whole
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LossSums:
-  """Sums over tokens with weights w, float32 scalars; those of parts of a batch can be added.
+  """Sums over tokens with weights w, float32 scalars; sums of parts of a batch can be added.
 
   Attributes:
     nats: Σ w · CE, the cross-entropy in nats.
@@ -93,13 +93,13 @@ def sharded_cross_entropy(
   mesh: Mesh, spec: PartitionSpec,
   chunk_size: int, softcap: float = 0.0,
 ) -> LossSums:  # fmt: skip
-  """Does what `cross_entropy` does on a mesh: each shard of the tokens scans its own chunks.
+  """`cross_entropy` on a mesh: each shard of the tokens scans its own chunks.
 
   The head is gathered once before the scan over chunks, and its gradient is reduced once after it;
   the compiler alone would put a reduction of [V, D] into every step of the backward scan. Mesh axes
   that `spec` does not name (tensor parallelism over V) are left to the compiler.
 
-  The other arguments are those of `cross_entropy`.
+  Takes the arguments of `cross_entropy`, and:
 
   Args:
     mesh: the mesh that the arrays lie on.

@@ -105,7 +105,7 @@ class ResidualStream:
       norm: the pre-norm of the model, a function of [B, T, D]. It is not called with a combinator
         that replaces it (`Combinator.pre_norm` is False). None: the model has no pre-norm.
       branch: a function of normalised views [B, T, D] that returns an array of that shape.
-      views: what the branch is called with: "x", or "qkv" for an attention whose queries, keys and
+      views: the arguments of the branch: "x", or "qkv" for an attention whose queries, keys and
         values may be made of different views. Where the combinator tells no views apart, each is x.
 
     Raises:
@@ -133,7 +133,7 @@ class ResidualStream:
   def through(self, layers: nnx.Module, *context: PyTree, remat: str = "none") -> "ResidualStream":
     """Returns the stream after all layers, which run as a scan in memory linear in depth.
 
-    Values are those of a Python loop over layers, each with its row of `layers`. So are random
+    Values equal those of a Python loop over layers, each with its row of `layers`, and so do random
     numbers: every layer has keys and counts of its own, as `nnx.split_rngs` and `nnx.vmap` make
     them, and a layer that is computed again for the reverse pass draws the same. What a layer
     changes (counts of random numbers, batch statistics) is changed in its row of `layers`,
@@ -242,7 +242,7 @@ def run_blocks(
   *context: PyTree,
   remat: str = "none",
 ) -> tuple[ResidualStream, PyTree]:
-  """Returns the stream after all layers, which run as a scan, and what else they returned, stacked.
+  """Returns the stream after all layers, which run as a scan, and their stacked further results.
 
   Args:
     stream: a stream before its first site.
@@ -321,11 +321,11 @@ def _key_impl(leaf: Array) -> Any:
 
 
 def _data(leaf: Array) -> Array:
-  """Returns an array, and of random keys their data, which loops can index and stack."""
+  """Returns the integer data of random keys, which loops can index and stack; else the array."""
   is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
   return jax.random.key_data(leaf) if is_key else leaf
 
 
 def _from_data(data: Array, impl: Any) -> Array:
-  """Returns what `_data` was called with, of the kind that `_key_impl` gave."""
+  """Inverts `_data`, given the kind of random keys that `_key_impl` found."""
   return data if impl == "" else jax.random.wrap_key_data(data, impl=impl)

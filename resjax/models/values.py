@@ -1,4 +1,4 @@
-"""What the attention of each layer mixes into its values, and what it needs of other layers."""
+"""Value mixing: how an attention's values take in values of earlier layers, and which ones."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ class ValueParameters(NamedTuple):
 
   @classmethod
   def of(cls, config: DecoderConfig, layout: Layout, rngs: nnx.Rngs) -> "ValueParameters":
-    """Returns those of a decoder with their initial values."""
+    """Returns the value-mixing parameters of a decoder, initialised."""
     later, gated = config.num_layers - 1, config.num_gated_layers
     std = 0.0 if config.value_gate.zero_init else config.init_std
 
@@ -86,7 +86,7 @@ class ValueMixing:
 
   @property
   def needs_first(self) -> bool:
-    """Whether layers mix their values with those of the first layer."""
+    """Whether layers mix the first layer's values into their own."""
     return self._config.value_residual != "none"
 
   def rows(self) -> ValueRows:
@@ -118,12 +118,12 @@ class ValueMixing:
   def mixers(
     self, row: ValueRows, first: Array | None, sources: KeyValues | None
   ) -> tuple[ValueMixer, ...]:
-    """Returns what a layer mixes into its values, in this order.
+    """Returns how values of earlier layers are mixed into a layer's own, in order.
 
     Args:
       row: the layer's.
-      first: the values of the first layer; None: they are being made.
-      sources: the bank that the layer is handed; None: it has none.
+      first: the values of the first layer; None in that layer.
+      sources: the bank of keys and values of earlier layers; None if no layer reads one.
     """
     found: list[ValueMixer] = []
     if row.weights is not None and first is not None:
@@ -145,12 +145,12 @@ class ValueMixing:
     return self._placed(KeyValues.empty(shape, config.dtype))
 
   def stored(self, row: ValueRows, visits: Sequence[SiteVisit], bank: KeyValues) -> KeyValues:
-    """Returns the bank with keys and mixed values of a layer, if a later one reads them.
+    """Returns the bank with a layer's keys and mixed values stored, if a later layer reads them.
 
     Args:
       row: the layer's.
       visits: the visits to its sites.
-      bank: what the layer was handed.
+      bank: keys and values of earlier layers.
     """
     (new,) = (visit.kept[0] for visit in visits if visit.site == self._config.attention_site)
     slots = jnp.arange(self._plan.num_slots)[:, None, None, None, None]

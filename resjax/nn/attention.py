@@ -39,7 +39,7 @@ class Attention(nnx.Module):
       `head`, or the `heads` of a token together.
     norm_eps: the eps of that norm.
     bias: whether the linear maps have biases.
-    qkv_bias: whether those of q, k and v have biases, whatever `bias` says.
+    qkv_bias: whether the maps to q, k and v have biases; a true `bias` gives them to all maps.
     std: the standard deviation of W_q and W_k at init.
     value_std: the standard deviation of W_v at init.
     out_std: the standard deviation of W_o at init.
@@ -116,7 +116,7 @@ class Attention(nnx.Module):
       positions: the position of each token for the rotation [B, T].
       window: how many of the last tokens a token sees.
       rotation: the rotary embedding of queries and keys.
-      mixers: what is mixed into the values, in this order.
+      mixers: how values are mixed with others, applied in this order.
 
     Returns:
       The output [B, T, D], and the keys and values [B, T, K, C] that the scores were made of.

@@ -39,15 +39,15 @@ class KeyValues:
     return jax.tree.map(store, self, new)
 
   def joined(self, new: "KeyValues") -> "KeyValues":
-    """Returns S + T tokens: these, and behind them those of `new`."""
+    """Returns keys and values of S + T tokens, the T of `new` behind these S."""
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=-3), self, new)
 
   def pushed(self, new: "KeyValues", counts: Array) -> "KeyValues":
-    """Returns the last S tokens of each row: of `joined`, without what is padding in `new`.
+    """Appends new tokens and keeps the last S of each row, leaving out the padding of `new`.
 
     Args:
       new: T tokens; in each row padding comes last.
-      counts: how many of them are no padding [B].
+      counts: the number of new tokens in each row that are not padding [B].
     """
     slots = counts[:, None] + jnp.arange(self.keys.shape[-3])[None]
 

@@ -16,7 +16,7 @@ SCALINGS = ("none", "linear", "llama3", "yarn", "longrope")
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-  """How wavelengths are stretched for rows that are longer than those of pretraining.
+  """How wavelengths are stretched for rows that are longer than the rows of pretraining.
 
   With s = factor, n = original_max_positions, and p_i = theta^(2i/W), the plain frequency is 1/p_i.
 
@@ -60,7 +60,7 @@ class RopeScaling:
   long_factors: tuple[float, ...] = ()
 
   def gain(self) -> float:
-    """Returns A, by which what is rotated is multiplied."""
+    """Returns A, the factor of rotated queries and keys."""
     if self.kind not in ("yarn", "longrope"):
       return 1.0
     if self.attention_factor or self.factor <= 1:
@@ -264,7 +264,7 @@ _rotated.defvjp(_rotated_forward, _rotated_backward)
 
 
 def _quarter_turn(x: Array, width: int, by_product: bool) -> Array:
-  """Returns (−x_{i + W/2}, x_i) in place of each pair of [..., C], and 0 for what is not rotated.
+  """Returns (−x_{i + W/2}, x_i) for each pair of [..., C], and 0 for channels without rotation.
 
   A TPU's vector registers hold 128 values of the last axis, so the halves of a head fill half of
   each, in memory too. There the turn is a product with a constant matrix of 0, 1 and −1, which is

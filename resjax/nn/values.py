@@ -15,10 +15,10 @@ from resjax.nn.linear import Linear
 
 
 class Projected(NamedTuple):
-  """What an attention has of its tokens besides their values.
+  """The input, queries and keys of an attention, for mixers of its values.
 
   Attributes:
-    x: what the values were made of [B, T, D], normalised.
+    x: the normalised input of the values [B, T, D].
     q: the queries [B, T, H, C], normalised and rotated as the scores need them.
     k: the keys [B, T, K, C], likewise.
   """
@@ -104,8 +104,8 @@ class GatedValues:
 class DepthValues:
   """v ← Σ_j a_j v_j + a v, a softmax over some earlier layers j and the layer itself.
 
-  The scores are s_j = q̄ · k_j and s = q̄ · k, times `scale`, where q̄ is the mean of the queries of
-  the heads that share a key head. Keys are as the attention has them, and the v_j mixed already.
+  The scores are s_j = q̄ · k_j and s = q̄ · k, times `scale`, where q̄ is the mean of the queries
+  of the heads that share a key head. Keys are as the attention has them, and the v_j mixed already.
   With `share` λ, v ← v + λ (the sum - v).
 
   Queries and keys of a token stand at one position, so a rotation that both layers share changes

@@ -71,7 +71,7 @@ class AttenuatedStream(Standard):
 
   @abc.abstractmethod
   def _alpha(self, layer: Layer, site: str, normed: Views | None) -> Array:
-    """Returns α, which broadcasts against [B, T, D]. Scope `layer` asks at the first site alone."""
+    """Returns α, which broadcasts against [B, T, D]; with scope `layer` that of the first site."""
 
 
 class Attenuation(AttenuatedStream):

@@ -56,7 +56,6 @@ class _OutputReader(DepthReader):
     return {name: views[name] for name in norms}, tape
 
   def final(self, state: DepthState) -> Array:
-    """See `Combinator.final`."""
     return self._attend_with(self._reader(self.num_layers, OUTPUT), state.sources)[0]
 
   def _reader(self, layer: Layer, site: str, view: str = "x") -> Reader:
@@ -106,7 +105,7 @@ class AttnRes(_OutputReader):
     dynamic_query: q_i = w_i + W_i RMS(z), W_i: [D, D], 0 at init, z the newest source; else w_i.
       Loss 1.731, for D² parameters per read. The paper does not say which activation is projected:
       z is our choice.
-    views: what the attention, the first site of a layer, reads: `x`; `qk_v`, one read for queries
+    views: the reads of the attention, the first site of a layer: `x`; `qk_v`, one read for queries
       and keys and another for values (RD-AttnRes, of which an index page quotes 2.4 to 3.0 % less
       perplexity at 120M and 343M; a small independent try had 0.6 % more); or `qkv`, one each. Each
       has its query and gain, and its pre-norm.
@@ -138,7 +137,6 @@ class AttnRes(_OutputReader):
     return views, DepthState(sources)
 
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
-    """See `SourceMixer._after`."""
     return DepthState(tape.sources.append(out))
 
 

@@ -29,8 +29,7 @@ class DeltaState:
     x: X [R, B, T, D].
     segment_ids: the segments of X's tokens [B, T], or [B, P + T] with a cache; None if no token
       is mixed later.
-    cache: in decoding with a cache what the tokens that follow need, as far as it is known;
-      otherwise None.
+    cache: in decoding, the cache for the tokens that follow, as far as it is filled; else None.
   """
 
   x: Array

@@ -24,7 +24,6 @@ class _Outputs:
   strategy: Strategy = "history"
 
   def init(self, x: Array) -> Sources:
-    """Returns the sources before the first site."""
     return Sources(recent=(x,))
 
   def counts(self, sources: Sources, layer: Layer) -> Array:
@@ -40,12 +39,12 @@ class _Streams(_Outputs):
   """The stream after every sublayer. The embedding is there, and not read."""
 
   def kept(self, sources: Sources, out: Array, stream: Array, ends_first: bool | Array) -> Sources:
-    """Returns the sources after a site: the stream is one more."""
+    """Returns the sources after a site, with the stream appended."""
     return sources.append(stream)
 
 
 class _FirstOutput(_Outputs):
-  """One source: what the last site of the first layer wrote."""
+  """One source: the output of the last site of the first layer."""
 
   strategy: Strategy = "carry"
 
@@ -54,7 +53,7 @@ class _FirstOutput(_Outputs):
     return Sources(recent=(jnp.zeros_like(x),))
 
   def counts(self, sources: Sources, layer: Layer) -> Array:
-    """Returns which slots a read attends to: none before the output is there."""
+    """Returns which slots a read attends to: none before the first layer has ended."""
     return jnp.asarray([layer > 0])
 
   def kept(self, sources: Sources, out: Array, stream: Array, ends_first: bool | Array) -> Sources:
@@ -108,7 +107,7 @@ class DeltaAblation(DeltaReader):
 
   All modes but `first_layer` agree with the authors' code. There it names the first MLP output, but
   takes item 2 of a list that began with the embedding in an earlier version: as released that is
-  the output of the second layer's attention, from the third layer on. Here it is what it names.
+  the output of the second layer's attention, from the third layer on. Here the name says which one.
 
   Args:
     mode: one of those above.
@@ -178,7 +177,7 @@ class DeltaAblation(DeltaReader):
   def _operands(
     self, state: DepthState, layer: Layer, site: str, view: str = "x"
   ) -> tuple[Any, ...]:
-    """Returns sources, which of them count, the query, and what gates the sources, or None."""
+    """Returns sources, which of them are attended to, the query, and gates of sources or None."""
     sources, counts = state.sources, self._mode.sources.counts(state.sources, layer)
     if self.null_source:
       sources = self._with_null(sources, layer, site)
@@ -207,7 +206,6 @@ class DeltaAblation(DeltaReader):
     return jnp.where(counts, jax.nn.softmax(logits, axis=0), 0)
 
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
-    """See `SourceMixer._after`."""
     stream = state.running + out
     ends_first = (layer == 0) & (site == self.sites[-1])
     return DepthState(self._mode.sources.kept(state.sources, out, stream, ends_first), stream)
@@ -241,6 +239,6 @@ def _in_heads(sources: Sources, num_heads: int) -> Sources:
 
 
 def _each(change: Callable[[Array], Array], sources: Sources) -> Sources:
-  """Returns the sources, each array of which is changed."""
+  """Returns the sources with `change` applied to each of their arrays."""
   bank = None if sources.bank is None else change(sources.bank)
   return dataclasses.replace(sources, recent=tuple(map(change, sources.recent)), bank=bank)

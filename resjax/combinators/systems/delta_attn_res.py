@@ -19,7 +19,7 @@ _QUERY_STD = 0.02
 
 
 class DeltaReader(DepthReader):
-  """A reader that adds what it reads to a stream, which `final` returns, see `DeltaAttnRes`."""
+  """A reader whose reads are added to a stream, the output of `final`; see `DeltaAttnRes`."""
 
   def __init__(
     self, *, output_gate: str = "none", null_source: bool = False, views: str = "x",
@@ -159,7 +159,6 @@ class DeltaAttnRes(DeltaReader):
     return DepthState(Sources(recent=(x,)), x)
 
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
-    """See `SourceMixer._after`."""
     return DepthState(tape.sources.append(out), state.running + out)
 
   def final(self, state: DepthState) -> Array:

@@ -125,7 +125,7 @@ def _attend(window: int, eps: float, sources: Sources, x: Array, *params: Array)
 def _softmax(
   eps: float, sources: Sources, x: Array, query: Array, key: Array
 ) -> tuple[Array, Array, Array]:
-  """Returns the weights [slots, ..., H], and what they weigh: slots [slots, ..., D] and 1 / RMS."""
+  """Returns weights [slots, ..., H], the slots [slots, ..., D] that they weigh, and 1 / RMS."""
   wide = wide_dtype(x)
   query, key = (w.astype(x.dtype) for w in (query, key))
   slots = jnp.concatenate(sources.groups()).astype(wide)

@@ -160,9 +160,9 @@ class MUDDFormer(LayerMixer):
     return self._layer_row(self.hidden, layer), output, bias
 
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
-    """See `Combinator.depth_weights`. They are those of view x and may be negative.
+    """See `Combinator.depth_weights`; these are the weights of the view x and may be negative.
 
-    With `pre_post_norm` they are those of its mix, without the stream that it is added to.
+    With `pre_post_norm` they are the weights of the mix, without the stream that it is added to.
     """
     newest, count = state.running.stream, self.num_layers + 1
     if site == OUTPUT:
@@ -211,7 +211,7 @@ def _check_int(layer: Layer) -> None:
 def _dynamic_sums(
   eps: float, sources: Sources, newest: Array, hidden: Array, output: Array, bias: Array
 ) -> tuple[Array, ...]:
-  """Returns C sums of all sources. The reverse pass keeps the arguments alone.
+  """Returns C weighted sums of all sources; the reverse pass stores only the arguments.
 
   Args:
     eps: of the norm.

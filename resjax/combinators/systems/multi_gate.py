@@ -151,5 +151,5 @@ def _moved(streams: Array, out: Array, gates: Array) -> Array:
 
 
 def _along(values: Array, like: Array) -> Array:
-  """Returns values [n] with axes of size 1 behind, as many as those of `like` [R, ...]."""
+  """Returns values [n] with axes of size 1 behind, so that they broadcast along `like` [R, ...]."""
   return values.reshape(-1, *(1,) * (like.ndim - 1))

@@ -21,7 +21,6 @@ class _ScaledBranch(Standard):
     self, state: Array, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
   ) -> Array:  # fmt: skip
-    """See `Combinator.write`."""
     return scaled_add(self._scale(layer, site), out, state)
 
   @abc.abstractmethod
