@@ -27,7 +27,7 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
   from resjax import combinators
 
   for name in combinators.names(shipped=True):
-    overrides = {"model.residual.name": name}
+    overrides: dict = {"model.residual.name": name}
     if "layers_per_block" in config.model.residual[name]:
       overrides[f"model.residual.{name}.layers_per_block"] = 1
     yield name, overrides
