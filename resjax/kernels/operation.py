@@ -48,12 +48,12 @@ FIRST, SECOND, THIRD, NO_TOKENS = 0, 1, 2, -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """What every operation is told beside its arrays; one has a subclass with options of its own.
+  """The static options of an operation, next to its arrays; each operation subclasses it.
 
   Attributes:
     implementation: name of the implementation that runs.
     layout: mesh, and how token axes are split over it.
-    interpret: False, or what the argument `interpret` of a Pallas call takes.
+    interpret: False, or a value for the argument `interpret` of a Pallas call.
   """
 
   implementation: str = REFERENCE
@@ -68,11 +68,11 @@ class Axes(NamedTuple):
   """Trees of the positions of the first token axis of all arrays of an operation.
 
   Attributes:
-    operands: of what both passes take; the tuple itself has `like`, the shape [..., D] and dtype of
-      an array with all token axes.
-    results: of what the forward pass returns.
-    others: of what the reverse pass takes beside the operands.
-    cotangents: of what the reverse pass returns.
+    operands: of the arrays that both passes take; the tuple itself has `like`, the shape [..., D]
+      and dtype of an array with all token axes.
+    results: of the results of the forward pass.
+    others: of the further arguments of the reverse pass.
+    cotangents: of the results of the reverse pass.
   """
 
   operands: Any

@@ -23,7 +23,7 @@ def call(run: Run, shapes: Sequence[jax.ShapeDtypeStruct], *arrays: Array) -> li
   """Returns the outputs of a function.
 
   Args:
-    run: run(needed, *arrays) returns those of its outputs, in order, for which the tuple `needed`
+    run: run(needed, *arrays) returns, in order, the outputs for which the tuple `needed`
       has True. It is traced when the program is lowered, and may hold no tracers.
     shapes: of all outputs.
     arrays: inputs.

@@ -34,20 +34,20 @@ Sums of sources with given weights, without a softmax, are `depth_sum` and `gate
 | mosaic_gpu/ | the same as Pallas kernels for NVIDIA GPUs from Hopper on |
 
 The folders of kernels have for each operation a file X_forward.py and a file X_backward.py; plans
-choose the sizes of what a kernel works on at a time, and obstacles.py says what a kernel cannot do.
+choose tile sizes, and obstacles.py says why a read is not supported.
 
 Words used in all of them:
 
 - *bank*: an array [N_max, ..., D] of sources whose first `num_valid` slots are filled. A scan over
   layers needs it, because its arrays must have fixed shapes.
 - *recent*: sources that are arrays of their own, newer than those in the bank.
-- *slot*: a place for a source: those of the bank come first, filled or not, then the recent ones. A
+- *slot*: a place for a source: first all slots of the bank, filled or not, then the recent ones. A
   slot *counts* if it holds a source that the read attends to.
 - *operands*: the arrays that an operation takes (operands.py); a *cotangent* d_x is the gradient of
   the loss with respect to x.
-- *threaded*: sources that a read returns, so that the next read takes them from it. In the reverse
-  pass their cotangents then arrive already summed over all later reads, and each read adds its own
-  in place.
+- *threaded*: said of sources that a read returns unchanged, so that the next read takes them from
+  it. In the reverse pass their cotangents then arrive already summed over all later reads, and each
+  read adds its own in place.
 - *addend*: an array that is added to the newest source before it is read: the residual add.
 - *lse*: log Σ_n exp(s_n), which is all that phase 2 needs of the logits of phase 1.
 """

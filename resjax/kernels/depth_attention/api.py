@@ -110,7 +110,7 @@ def depth_attention(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _read(read: Read, operands: Operands) -> tuple[Array, PyTree]:
-  """Returns the output, and bank and recent sources where they are threaded."""
+  """Returns the output, and with threaded sources also bank and recent sources."""
   return _read_forward(read, operands)[0]
 
 

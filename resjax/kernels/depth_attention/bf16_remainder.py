@@ -67,12 +67,12 @@ def pack(remainders: Sequence[Array], dtype: jnp.dtype) -> Array:
 
 
 def restore(rounded: Array, words: Array, index: int) -> Array:
-  """Returns x with 12 of its bits.
+  """Returns an array to 12 significant bits, from its bfloat16 rounding and its packed remainder.
 
   Args:
-    rounded: float32 [...], as it was given to `remainder`.
-    words: what `pack` returned, as int32 [...].
-    index: position of the array among those that were packed.
+    rounded: float32 [...], the second argument of `remainder`.
+    words: the result of `pack`, as int32 [...].
+    index: position of the array in the argument of `pack`.
 
   Returns:
     float32 [...].

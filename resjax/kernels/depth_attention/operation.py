@@ -60,7 +60,7 @@ def _merge_axes(read: Read, operands: MergeOperands) -> Axes:
 
 
 def _without_absent(fields: Any, operands: Any) -> Any:
-  """Returns the fields of a tuple, None where the operands have no array."""
+  """Returns the fields of a tuple, with None in place of those whose operand is None."""
   present = (None if x is None else field for field, x in zip(fields, operands, strict=True))
   return type(fields)(*present)
 

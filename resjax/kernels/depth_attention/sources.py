@@ -16,8 +16,8 @@ class Sources:
 
   A Python loop over layers keeps every source in `recent` and has no bank. A scan over layers needs
   arrays of a fixed shape: completed sources are in `bank`, whose slots from `num_valid` on hold
-  nothing, and `recent` has only those that the current layer appended. The slots of a read are
-  those of the bank, whether they hold a source or not, and then one per recent source.
+  nothing, and `recent` has only those that the current layer appended. The slots of a read
+  are all slots of the bank, whether they hold a source or not, and then one per recent source.
 
   Attributes:
     recent: arrays [..., D].
@@ -70,7 +70,7 @@ class Sources:
     return self.at(jnp.maximum(self.num_valid - 1 - (back - len(self.recent)), 0))
 
   def in_slot_order(self, rows: Array) -> Array:
-    """Turns one row per source into one row per slot: those of `bank` first, then `recent`.
+    """Turns one row per source into one row per slot: the slots of `bank`, then of `recent`.
 
     Args:
       rows: [N_max, ...]; row j belongs to source j, counted from the first one.
@@ -87,7 +87,7 @@ class Sources:
     """Turns one row per slot into one row per source, counted from the first one.
 
     Args:
-      rows: [slots, ...], one per slot: those of `bank` first, then `recent`.
+      rows: [slots, ...], one per slot: the slots of `bank`, then of `recent`.
       count: N, the number of sources at the end of depth.
 
     Returns:

@@ -30,7 +30,7 @@ from resjax.kernels.depth_attention.sources import Sources
 
 
 class BlockRead(NamedTuple):
-  """The result of phase 1: what all S reads of a depth block get from the completed sources.
+  """The result of phase 1: all S reads of a depth block, of the completed sources alone.
 
   Attributes:
     out: outputs h_s [S, ..., D] in the dtype of the sources.
@@ -269,7 +269,7 @@ def _options(eps: float, adds: bool, threaded: bool, layout: Layout | None, inte
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _block(read: Read, operands: Operands) -> tuple[BlockRead, PyTree]:
-  """Returns a `BlockRead`, and bank and recent sources where they are threaded."""
+  """Returns a `BlockRead`, and with threaded sources also bank and recent sources."""
   return _block_forward(read, operands)[0]
 
 

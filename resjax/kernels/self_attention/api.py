@@ -1,4 +1,4 @@
-"""Causal self-attention: the choice of an implementation, and those of XLA and cuDNN."""
+"""Causal self-attention: the choice of an implementation, and attention in XLA and cuDNN."""
 
 import functools
 
@@ -87,7 +87,7 @@ def causal_attention(
 def _beyond_cudnn(
   q: Array, k: Array, v: Array, segment_ids: Array, window: Window, scores: Scores
 ) -> Array:
-  """Returns the attention of rows with segments that cuDNN cannot be told about.
+  """Returns the attention of rows whose segments cuDNN has no arguments for.
 
   GPUs before Hopper take a mask, which is a bias [B, 1, T, T] for cuDNN. Later ones get here with
   more segments in a row than cuDNN is asked to take.
@@ -201,7 +201,7 @@ def cached_attention(
   scores: Scores = PLAIN,
   places: tuple[Array, Array] | None = None,
 ) -> Array:
-  """Attention of T queries to the S keys of a cache, those of the queries' own tokens among them.
+  """Attention of T queries to the S keys of a cache, which include the keys of the same T tokens.
 
   The queries go chunk by chunk, so that memory is linear in T and in S; a chunk takes the first
   quarters of the keys, as many as it sees something of.

@@ -21,7 +21,7 @@ MAX_SEGMENTS = 32  # of a row; the statistics that cuDNN saves grow with it
 
 
 def takes_segments() -> bool:
-  """Returns whether cuDNN can be told about the segments of rows here: from Hopper GPUs on."""
+  """Returns whether cuDNN supports segments on this device: from Hopper GPUs on."""
   return _fused is not None and _fused.check_compute_capability("9.0")
 
 
@@ -34,7 +34,7 @@ def cudnn_attention(
   scores: Scores,
   otherwise: Callable[[Array, Array, Array, Array, Window], Array],
 ) -> Array:
-  """Does what `causal_attention` does, by cuDNN without a mask.
+  """`causal_attention` by cuDNN without a mask.
 
   Rows of one segment each need the causal mask alone, which cuDNN has in itself. Other rows are
   described by the offsets and lengths of their segments.
@@ -43,10 +43,10 @@ def cudnn_attention(
     q: see `causal_attention`.
     k: see `causal_attention`.
     v: see `causal_attention`.
-    segment_ids: the segment of each token [B, T]; those of a segment stand together.
+    segment_ids: the segment of each token [B, T]; the tokens of a segment are adjacent.
     window: how many of the last tokens a token sees.
     scores: the scale; there is no soft cap.
-    otherwise: attention in other operations for rows that cuDNN cannot be told about, called as
+    otherwise: attention in other operations for rows that cuDNN does not support, called as
       otherwise(q, k, v, segment_ids, window).
   """
   starts = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1] - 1) != 0

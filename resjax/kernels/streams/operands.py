@@ -42,9 +42,10 @@ class Operands(NamedTuple):
 
   Attributes:
     pending: `Pending`.
-    projection: φ of all sites of a layer [S, R, D, K] or [S, D, K], or None; with `at` that of one.
+    projection: φ of all sites of a layer [S, R, D, K] or [S, D, K], or None; `at` takes the φ of
+      one site.
     parameters: of the coefficients: a tree of arrays without token axes.
-    gain: [D] of the norm of what is read, or None.
+    gain: [D] of the norm of the read, or None.
   """
 
   pending: Field
@@ -81,8 +82,8 @@ class Read(Options):
 
   Attributes:
     coefficients: see `Coefficients`.
-    site: whose φ is used.
-    norm_eps: number added to the mean square of what is read, in its norm.
+    site: index of the site, which selects φ.
+    norm_eps: number added to the mean square of the read in its norm.
   """
 
   coefficients: Coefficients

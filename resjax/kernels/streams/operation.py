@@ -69,7 +69,7 @@ def backward(
 
 
 def _taken(read: Read, operands: Operands) -> Operands:
-  """Returns the operands as the implementation takes them."""
+  """Returns the operands with φ of one site, or of all if the implementation takes stacks."""
   return operands if read.implementation == _TAKES_STACKS else operands.at(read.site)
 
 

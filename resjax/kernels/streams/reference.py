@@ -26,7 +26,7 @@ _einsum = partial(jnp.einsum, precision=lax.Precision.HIGH)
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]:
-  """Returns what is read x [..., D], the streams, `Pending.weights` and what the reverse keeps."""
+  """Returns the read x [..., D], the streams, `Pending.weights`, and residuals for the reverse."""
   streams = _once(written(operands.pending))
   stats, tokens = _stats(streams, operands.projection), streams.shape[1:-1]
   parameters = _spread(operands.parameters, len(tokens))
@@ -61,7 +61,7 @@ def backward(
     read: options.
     operands: of the forward pass.
     stats: kept by it.
-    d_x: cotangent of what was read [..., D].
+    d_x: cotangent of the read [..., D].
     d_streams: of the streams [R, ..., D].
     d_mixing: of the weights of the next write [R (R + 1), ...].
   """
@@ -141,7 +141,7 @@ def _mixed(streams: Array, weights: Array) -> Array:
 
 
 def _unwritten(pending: Pending, rows: list[Array]) -> Pending:
-  """Returns the cotangents of a write from those of its streams, R float32 rows [..., D]."""
+  """Returns the cotangents of a write's inputs, given its streams' as R float32 rows [..., D]."""
   streams, weights, out = pending
   sources, count = [*streams, out], len(streams)
   if count > FEW:
@@ -165,7 +165,7 @@ def _unwritten(pending: Pending, rows: list[Array]) -> Pending:
 
 
 def _once(tree: PyTree) -> PyTree:
-  """Has XLA compute what several passes use one time, not within each of them again."""
+  """Makes XLA compute a tree once, not again within each of the passes that use it."""
   return lax.optimization_barrier(tree)
 
 

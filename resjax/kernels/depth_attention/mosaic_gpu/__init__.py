@@ -1,7 +1,7 @@
 """Depth attention on NVIDIA GPUs from Hopper on, in Pallas (Mosaic GPU).
 
-Programs, rings and rows are those of `resjax.kernels.mosaic_gpu`. The sources of a token are the
-rows of a ring, over which a kernel goes once or several times (source_walk.py).
+Programs, rings and rows are explained in `resjax.kernels.mosaic_gpu`. The sources of a token are
+the rows of a ring, over which a kernel goes once or several times (source_walk.py).
 
   kernel = DIRECT.load("mosaic_gpu", "forward")  # the module direct_forward
   out, running, stats = kernel.forward(read, operands)

@@ -160,7 +160,7 @@ def _kernel(threaded: bool, group: int, refs: Refs) -> None:
 
 
 def _rings(inputs: _Inputs, refs: Refs) -> list[Ring]:
-  """Returns rings: of sources, of cotangents of outputs; if threaded, of cotangents of sources."""
+  """Returns rings of sources, of output cotangents, and if threaded of source cotangents."""
   operands = inputs.operands
   sources = source_rows.source_streams(operands)
   kept = refs.rings[0][0].shape[0] >= len(sources)
@@ -225,7 +225,7 @@ def _differentiate(token: _Token) -> None:
 
 
 def _write(token: _Token, walk: SourceWalk, slots: range) -> None:
-  """Writes the cotangents of a group of sources; adds this token's part to those of the queries."""
+  """Writes the cotangents of a group of sources; adds to the cotangents of the queries."""
   operands, tables, groups = token.inputs.operands, token.numbers.tables, walk.ring.rows.shape[1]
   reads = range(operands.query.shape[0])
   if not walk.kept:

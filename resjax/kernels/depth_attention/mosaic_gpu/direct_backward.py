@@ -1,11 +1,11 @@
 """Reverse pass of the direct read on NVIDIA GPUs.
 
-The cotangent of the output is loaded once, and so is every source if those of a token fit into
-shared memory; the cotangent of every source is written once. What later reads left of it passes
-through a ring of its own. The cotangents of query and output gain are summed over the tokens of a
-program, which writes one row of each: in registers, that of the gain of wide rows in shared memory.
-Beside these sums a thread has room for its channels of one more row, the cotangent of the mix:
-others are used part by part.
+The cotangent of the output is loaded once, and so is every source if all sources of a token fit
+into shared memory; the cotangent of every source is written once. What later reads left of it
+passes through a ring of its own. The cotangents of query and output gain are summed over the tokens
+of a program, which writes one row of each: in registers, that of the gain of wide rows in shared
+memory. Beside these sums a thread has room for its channels of one more row, the cotangent of the
+mix: others are used part by part.
 """
 
 import dataclasses
@@ -179,7 +179,7 @@ def _norm_backward(
 
   Args:
     read: options.
-    x: what is normalised.
+    x: the input of the norm.
     scale: gain of the norm.
     sums: memory for sums over channels.
     d_out: function that loads a part of the cotangent of RMS(x) ⊙ scale; it is called twice.

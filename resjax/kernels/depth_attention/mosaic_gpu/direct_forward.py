@@ -113,7 +113,7 @@ class _Token:
     ring: sources on their way.
     sums: memory for sums over channels.
     query: row of the query.
-    step: number of the token among those of the program.
+    step: index of the token within its program.
   """
 
   read: Read

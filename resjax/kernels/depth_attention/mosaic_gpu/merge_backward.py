@@ -1,7 +1,7 @@
 """Reverse pass of the merge on NVIDIA GPUs, which does not read the result of phase 1.
 
-Two cotangents are changed in place: this merge adds to that of the running sum, and overwrites one
-row of that of phase 1.
+Two cotangents are changed in place: this merge adds to the cotangent of the running sum, and
+overwrites one row of the cotangent of phase 1's outputs.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ _HELD_REGISTERS = 64
 
 
 class _Inputs(NamedTuple):
-  """What the kernel reads; `inverse_gain` is 1 / out_norm_scale [D / 128, 128], or None."""
+  """The inputs of the kernel; `inverse_gain` is 1 / out_norm_scale [D / 128, 128], or None."""
 
   operands: MergeOperands
   out: Field
@@ -199,7 +199,7 @@ class _Token:
     words: words of bf16_remainder.py on their way; None if there are none.
     sums: memory for sums over channels.
     summed: references of the sums over tokens; None if they are in registers.
-    step: number of the token among those of the program.
+    step: index of the token within its program.
   """
 
   read: Read
@@ -288,6 +288,6 @@ class _Token:
     return bf16_remainder.restore(out, words, number)
 
   def _running_part(self, index: int) -> Array:
-    """Returns a part of the running sum, or zeros where it does not count."""
+    """Returns a part of the running sum, or zeros if the read does not attend to it."""
     part = self._part(_RUNNING, index)
     return jnp.where(self.inputs.operands.counts[0] > 0, part, 0.0)

@@ -2,7 +2,7 @@
 
 A table is [S', 32] in registers and in shared memory, where S' is S rounded up to a multiple of the
 4 warps of a program. A row, one read, is in the registers of one warp, and a column, one source, in
-those of one lane. Entries past the last read and past the last source may be anything.
+the registers of one lane. Entries past the last read and past the last source may be anything.
 """
 
 import functools
@@ -111,7 +111,7 @@ def dot_products(
 def _own_sums(
   walk: SourceWalk, slots: range, rows: Sequence[Callable | None]
 ) -> tuple[tuple[Array, ...], ...]:
-  """Returns for every slot and row the products, summed over the channels of each thread alone."""
+  """Returns per slot and row each thread's partial sum of products, over its own channels."""
   groups = walk.ring.rows.shape[1]
 
   def add_part(index: Array, totals: tuple) -> tuple:

@@ -16,7 +16,10 @@ def fold_operands(operands: Operands) -> Operands:
 
 
 def fresh_sources(read: Read, operands: Operands) -> PyTree:
-  """Returns shapes of new cotangents of bank and recent sources; none if sources are threaded."""
+  """Returns the shapes of the cotangents of bank and recent sources that a kernel allocates.
+
+  There are none if sources are threaded: the cotangents of later reads are added to in place.
+  """
   if read.threaded:
     return None, ()
   sources = operands.bank, operands.recent

@@ -19,7 +19,7 @@ class SourceWalk:
     operands: references.
     ring: holds `before` other rows of each token, then its sources: once if they are kept, else
       once for every walk.
-    step: number of the token among those of the program.
+    step: index of the token within its program.
     group: number of sources between releases.
     kept: whether the sources stay in the ring until the last walk.
     index: number of this walk.

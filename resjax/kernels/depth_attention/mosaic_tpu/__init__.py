@@ -1,6 +1,6 @@
 """Depth attention on TPUs, in Pallas (Mosaic).
 
-Tiles and chunks are those of `resjax.kernels.mosaic_tpu`. A plan (X_plan.py) holds their sizes.
+Tiles and chunks are explained in `resjax.kernels.mosaic_tpu`. A plan (X_plan.py) holds their sizes.
 
   kernel = DIRECT.load("mosaic_tpu", "forward")  # the module direct_forward
   out, running, stats = kernel.forward(read, operands)

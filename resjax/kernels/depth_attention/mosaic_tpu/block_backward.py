@@ -2,7 +2,7 @@
 
 As in the forward kernel, the matrix unit does all that runs over channels: the dot products of the
 sources with the cotangents of all reads, of which those within a token are kept; the cotangents of
-the sources, from block-diagonal weights; and those of the queries, summed on the chip over tokens.
+the sources, from block-diagonal weights; and the cotangents of the queries, summed over tokens.
 """
 
 from typing import NamedTuple
@@ -83,7 +83,7 @@ def backward(
 
 
 def _numbers(plan: BlockPlan, stats: Stats, d_lse: Array) -> _Numbers:
-  """Returns what the kernel needs of the statistics, and d_lse once per slot."""
+  """Returns the kernel's numbers per token and slot, made of the statistics and d_lse."""
   reads, groups = plan.padded_reads, plan.num_groups
   weights = jnp.exp(stats.logits - stats.lse[:, None])
   logits = jnp.where(weights > 0, stats.logits, 0)

@@ -40,7 +40,7 @@ class _Inputs(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-  """On-chip memory.
+  """Buffers in VMEM.
 
   Attributes:
     weights, inverse_rms, logits: [tokens of a tile of statistics, LANES], a slot per lane.

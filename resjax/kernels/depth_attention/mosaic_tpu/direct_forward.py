@@ -54,7 +54,7 @@ class _Outputs(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-  """On-chip memory.
+  """Buffers in VMEM.
 
   Attributes:
     squares, dots: [tokens of a tile of statistics, LANES], a slot per lane: |v|² and g · v at

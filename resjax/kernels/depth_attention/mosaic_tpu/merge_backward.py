@@ -1,7 +1,7 @@
 """The reverse kernel of the merge for TPUs, which does not read the result of phase 1.
 
-Two cotangents are changed in place: this merge adds to that of the running sum, and overwrites one
-row of that of phase 1.
+Two cotangents are changed in place: this merge adds to the cotangent of the running sum, and
+overwrites one row of the cotangent of phase 1's outputs.
 """
 
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ class _Outputs(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-  """On-chip memory.
+  """Buffers in VMEM.
 
   Attributes:
     numbers: [kinds of numbers, TOKENS, LANES].
@@ -230,7 +230,7 @@ class _Kernel(TileKernel):
     return _Factors(along, rest, beta, d_dot, shrink), d_logit
 
   def _write(self, valid: Array, factors: _Factors, rows: Span) -> None:
-    """Writes the cotangents of a group of tokens; adds to those of query and gain."""
+    """Writes the cotangents of a group of tokens; adds to the cotangents of query and gain."""
     inputs, outputs = self.inputs, self.outputs
 
     def run(word: Span, chunks: list[Span], _: None) -> None:

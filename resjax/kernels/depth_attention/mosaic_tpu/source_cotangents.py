@@ -1,4 +1,4 @@
-"""The cotangents of sources, of whose bank a kernel for TPUs moves only the valid slots.
+"""Cotangents of sources on TPUs: of the bank's, a kernel moves only the valid slots.
 
 The pipeline of a kernel would write all slots of an output. So the kernel copies these tiles by
 hand: while one tile of tokens is worked on, the next one is read and the one before is written.
@@ -21,7 +21,7 @@ from resjax.kernels.operation import Field, Ref
 
 
 class SourceCotangents(NamedTuple):
-  """The cotangents of all sources, as later reads left them and a reverse kernel takes them.
+  """The cotangents of all sources, summed over later reads: inputs of a reverse kernel.
 
   Attributes:
     bank: [N_max, T, D], or None.
@@ -33,7 +33,7 @@ class SourceCotangents(NamedTuple):
 
 
 class BankScratch(NamedTuple):
-  """On-chip memory for tiles of the cotangent of a bank; both None without a bank.
+  """Buffers in VMEM for tiles of the cotangent of a bank; both None without a bank.
 
   Attributes:
     buffers: [number of buffers, N_max, tokens, D].
@@ -59,7 +59,7 @@ def num_buffers(plan: SourcesPlan) -> int:
 
 
 def inputs_of(plan: SourcesPlan, operands: Operands, d_sources: PyTree) -> SourceCotangents:
-  """Returns the inputs of a kernel: the cotangents that later reads left, for a bank maybe zeros.
+  """Returns the inputs of a kernel: source cotangents of later reads, zeros for a fresh bank.
 
   Args:
     plan: tiles of the kernel.
@@ -78,7 +78,7 @@ def outputs_of(plan: SourcesPlan) -> tuple[Tiled | None, tuple[Tiled, ...]]:
 
 
 def without_padding(plan: SourcesPlan, written: Cotangents) -> Cotangents:
-  """Returns the cotangents that a kernel wrote, those of the bank with T as it was."""
+  """Returns the cotangents that a kernel wrote, without the padding of the bank's token axis."""
   if written.bank is None:
     return written
   return written._replace(bank=written.bank[:, : plan.sizes.num_tokens])
@@ -87,7 +87,7 @@ def without_padding(plan: SourcesPlan, written: Cotangents) -> Cotangents:
 def _bank_input(plan: SourcesPlan, bank: Array | None, d_bank: Array | None) -> Tiled | None:
   """Returns the bank's part of the inputs.
 
-  Its T is a multiple of `ROWS`, because what is copied by hand consists of whole registers.
+  Its T is a multiple of `ROWS`, because copies by hand consist of whole registers.
   """
   if bank is None:
     return None
@@ -107,7 +107,7 @@ def _bank_output(plan: SourcesPlan) -> Tiled | None:
 
 @dataclasses.dataclass(frozen=True)
 class CotangentTiles:
-  """Tiles of the cotangents of sources at one step of a kernel, which moves those of the bank.
+  """Tiles of source cotangents at one step of a kernel, which copies the bank's by hand.
 
   Attributes:
     plan: tiles of the kernel. If the sources are threaded, tiles begin with the cotangents that
@@ -156,7 +156,7 @@ class CotangentTiles:
     return (*self._banked(), *self.inputs.recent) if self.plan.sizes.threaded else ()
 
   def new(self) -> tuple[Ref, ...]:
-    """Returns references [tokens, D] to what is to be written of every source."""
+    """Returns references [tokens, D] to the output tiles, one per source."""
     return *self._banked(), *self.outputs.recent
 
   def _banked(self) -> tuple[Ref, ...]:

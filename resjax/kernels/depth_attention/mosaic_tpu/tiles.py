@@ -92,7 +92,7 @@ class PassSizes:
     return self.num_banked + self.num_recent
 
   def vmem_bytes(self, tiles: TpuTiles) -> dict[str, int]:
-    """Returns the bytes of on-chip memory by kind of array; two tiles of what a pipeline moves."""
+    """Returns the bytes of VMEM by kind of array; pipelined arrays have two tiles each."""
     tile = tiles.tokens * self.width * jnp.dtype(self.dtype).itemsize
     row, rows = (n * self.width * 4 for n in (SUBLANES, ROWS))
     stats_tokens = max(LANES, tiles.tokens)

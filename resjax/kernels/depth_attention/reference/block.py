@@ -47,8 +47,8 @@ def backward(
     stats: statistics of the forward pass.
     d_out: cotangent of the outputs [S, ..., D].
     d_lse: cotangent of lse [S, ...].
-    d_sources: cotangents of the returned bank and recent sources, to which those of these reads
-      are added; or None.
+    d_sources: cotangents of the returned bank and recent sources, to which these reads add theirs;
+      or None.
   """
   groups, queries = _wide_groups(operands), _queries(operands)
   d_mixed, weights = wide(d_out)[:, None], _weights(stats)
@@ -73,7 +73,7 @@ def backward(
 
 
 def _valid(operands: Operands) -> Array:
-  """Returns which slots count: bool [N, 1, ..., 1], with one axis per token axis."""
+  """Returns which slots are attended to: bool [N, 1, ..., 1], with one axis per token axis."""
   valid = sources_of(operands).valid()
   return valid.reshape(-1, *[1] * (operands.like.ndim - 1))
 

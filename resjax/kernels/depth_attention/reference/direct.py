@@ -50,8 +50,8 @@ def backward(
     operands: arrays, as in the forward pass, but with the addend in the last source.
     stats: statistics of the forward pass.
     d_out: cotangent of the output [..., D].
-    d_sources: cotangents of the returned bank and recent sources, to which those of this read are
-      added; or None.
+    d_sources: cotangents of the returned bank and recent sources, to which this read adds its own;
+      or None.
   """
   heads, groups = read.num_heads, sources_of(operands).groups()
   wide_query, d_mixed, d_scale = _query(operands), wide(d_out), None
@@ -82,7 +82,7 @@ def backward(
 
 
 def _valid(operands: Operands) -> Array:
-  """Returns which slots count: bool [N]."""
+  """Returns which slots are attended to: bool [N]."""
   valid = sources_of(operands).valid()
   return valid.at[-1].set(operands.counts[1] > 0) if operands.recent else valid
 
@@ -93,7 +93,7 @@ def _query(operands: Operands) -> Array:
 
 
 def _weights(stats: Stats) -> Array:
-  """Returns p [N, ...]."""
+  """Returns the softmax weights p [N, ...]."""
   return jnp.exp(stats.logits - stats.lse[None])
 
 

@@ -125,7 +125,7 @@ def _quarters(x: Array) -> list[Array]:
 
 
 def _running(operands: MergeOperands) -> Array:
-  """Returns the running sum, or zeros where it does not count."""
+  """Returns the running sum, or zeros if the read does not attend to it."""
   return wide(jnp.where(operands.counts[0] > 0, operands.running, 0))
 
 

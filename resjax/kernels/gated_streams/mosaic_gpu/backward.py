@@ -25,7 +25,7 @@ from resjax.kernels.operation import Field, Ref
 
 
 class Inputs(NamedTuple):
-  """What both kernels read.
+  """The inputs of both kernels.
 
   Attributes:
     streams: H [R, T, D / 128, 128].
@@ -55,12 +55,13 @@ class _Unmixed(NamedTuple):
 
 
 class Given(NamedTuple):
-  """What the second kernel reads besides.
+  """Further inputs of the second kernel.
 
   Attributes:
     inverse_rms: see `_Unmixed`.
-    projected: what the products add to the cotangent of R̂ [T, R, D / 128, 128].
-    state: cotangent of the streams that were handed on [R, T, D / 128, 128], or None.
+    projected: the part of the cotangent of R̂ that comes through the products
+      [T, R, D / 128, 128].
+    state: cotangent of the returned streams [R, T, D / 128, 128], or None.
   """
 
   inverse_rms: Field
@@ -89,13 +90,13 @@ def backward(
 
 
 def inputs_of(operands: Operands, gates: Array, d_x: Array) -> Inputs:
-  """Returns what both kernels read, with gates before the sigmoid [T, R, D] and dx [T, D]."""
+  """Returns the inputs of both kernels, from gates before the sigmoid [T, R, D] and dx [T, D]."""
   streams, gates, d_x = call.fold((operands.streams, gates, d_x))
   return Inputs(streams, rows.wide_gain(operands), gates, d_x)
 
 
 def unmix(read: Read, operands: Operands, inputs: Inputs) -> _Unmixed:
-  """Returns what the first kernel finds."""
+  """Runs the first kernel, the backward of the mix."""
   streams = inputs.streams
   like = rows.by_token(streams)
   outputs = _Unmixed(like, like, rows.numbers(streams))
@@ -137,7 +138,7 @@ def _unmix(eps: float, refs: Refs) -> None:
 
 
 def _unmix_rows(inputs: Inputs) -> tuple[Stream, ...]:
-  """Returns where H, the gates and dx of a token lie."""
+  """Returns the rows of H, gates and dx that a token loads."""
   return *stream_rows(inputs.streams), *rows.token_rows(inputs.gates), row_stream(inputs.d_x)
 
 
@@ -207,13 +208,13 @@ class _Row(NamedTuple):
 def _unnormalise_row(
   row: _Row, loads: Sequence[Callable], sums: ChannelSums, scale: Array, count: int
 ) -> None:
-  """Writes the cotangent of a stream of a token; adds to that of its γ.
+  """Writes the cotangent of a stream of a token; adds to the cotangent of its γ.
 
   Args:
     row: references.
     loads: functions that load a part of dx, H, the gates, `Given.projected` and, if there is one,
       `Given.state`.
-    sums: what a sum over channels needs.
+    sums: memory for sums over channels.
     scale: 1 / RMS of the stream.
     count: R.
   """

@@ -56,7 +56,7 @@ def normalise(read: Read, operands: Operands) -> Normed:
 
 
 def mix(read: Read, operands: Operands, gates: Array, inverse_rms: Array) -> Array:
-  """Returns what is read [T, D].
+  """Returns the read x [T, D], the gated mix of the streams.
 
   Args:
     read: options.

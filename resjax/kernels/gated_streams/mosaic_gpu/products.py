@@ -83,7 +83,7 @@ def weights_back(
 
 
 def _inward(operands: Operands) -> Array:
-  """Returns W_down and behind it W_inject, [R, D, r or r + R]."""
+  """Returns W_down and, behind it, W_inject: [R, D, r] or [R, D, r + R]."""
   weights = [x for x in (operands.down, operands.inject) if x is not None]
   return jnp.concatenate(weights, axis=-1).astype(operands.streams.dtype)
 

@@ -27,7 +27,7 @@ from resjax.kernels.mosaic_tpu import (
 
 
 class _Given(NamedTuple):
-  """What the reverse kernel takes.
+  """The inputs of the reverse kernel.
 
   Attributes:
     streams: H [R, T, D].
@@ -35,7 +35,7 @@ class _Given(NamedTuple):
     squeezed: z [T, rank] float32.
     d_x: cotangent of what was read [T, D].
     d_logits: of the logits [R, T] float32, or None.
-    d_streams: of the streams that were handed on [R, T, D], or None.
+    d_streams: of the returned streams [R, T, D], or None.
   """
 
   streams: Any
@@ -47,11 +47,11 @@ class _Given(NamedTuple):
 
 
 class _Outputs(NamedTuple):
-  """What the reverse kernel writes.
+  """The outputs of the reverse kernel.
 
   Attributes:
     streams: the cotangents of the streams [R, T, D].
-    weights: those of the weights, summed over the tiles of a part, float32.
+    weights: the cotangents of the weights, summed over the tiles of a part, float32.
   """
 
   streams: Any
@@ -59,7 +59,7 @@ class _Outputs(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-  """On-chip memory.
+  """Buffers in VMEM.
 
   Attributes:
     scales: 1 / RMS of every stream, see `Plan.scales`.
@@ -141,7 +141,7 @@ def backward(
 
 
 def _run(read: Read, plan: Plan, given: _Given, outputs: _Outputs, scratch: _Scratch) -> None:
-  """Works on one tile."""
+  """Runs the reverse pass of one tile of tokens."""
 
   @pl.when(pl.program_id(1) == 0)
   def _() -> None:
@@ -190,7 +190,7 @@ def _open_back(plan: Plan, given: _Given, outputs: _Outputs, scratch: _Scratch) 
 
 
 def _write(plan: Plan, given: _Given, outputs: _Outputs, scratch: _Scratch, s: Array) -> None:
-  """Writes the cotangent of a stream; adds to those of its γ, W_down and W_inject."""
+  """Writes the cotangent of a stream; adds to the cotangents of its γ, W_down and W_inject."""
   scale = scratch.scales[s]
 
   def step(lanes: Span, total: Array) -> Array:

@@ -15,10 +15,10 @@ from resjax.kernels.mosaic_tpu import TOKENS, Span, dot, on_one_device, turned, 
 
 
 class _Outputs(NamedTuple):
-  """What the forward kernel writes.
+  """The outputs of the forward kernel.
 
   Attributes:
-    x: what is read [T, D].
+    x: the read [T, D].
     logits: [R, T] float32, or None.
     squeezed: z [T, rank] float32.
   """
@@ -29,7 +29,7 @@ class _Outputs(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-  """On-chip memory.
+  """Buffers in VMEM.
 
   Attributes:
     scales: 1 / RMS of every stream, see `Plan.scales`.
@@ -82,7 +82,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Array]
 def _run(
   read: Read, plan: Plan, streams: Any, weights: Weights, outputs: _Outputs, scratch: _Scratch
 ) -> None:
-  """Works on one tile."""
+  """Reads the streams of one tile of tokens."""
   tiles.find_scales(plan, read.eps, streams, scratch.scales)
   _project(plan, streams, weights, scratch)
   squeezed = scratch.products[:, : plan.rank] / plan.num_streams
@@ -110,7 +110,7 @@ def _project(plan: Plan, streams: Any, weights: Weights, scratch: _Scratch) -> N
 
 
 def _mix(plan: Plan, streams: Any, weights: Weights, outputs: _Outputs, scratch: _Scratch) -> None:
-  """Writes what is read."""
+  """Writes the read, the gated mean of the normalised streams."""
 
   def step(lanes: Span, _: None) -> None:
     def stream(s: Array, total: Array) -> Array:

@@ -132,7 +132,7 @@ class Plan(StreamPlan):
     return pltpu.VMEM((self.num_streams, TOKENS, self.chunk), jnp.float32)
 
   def cost(self, products: int, streams: int, summed: bool) -> pl.CostEstimate:
-    """Returns what a kernel does.
+    """Returns the cost of a kernel, for XLA's scheduler.
 
     Args:
       products: with each row of the weights together, for a channel of a token.

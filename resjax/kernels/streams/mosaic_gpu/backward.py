@@ -1,7 +1,8 @@
-"""The reverse pass on NVIDIA GPUs: of the mix and its norm, and then of the write.
+"""The reverse pass on NVIDIA GPUs: the backward of the mix and its norm, then of the write.
 
-Both kernels compute the streams again from those before the write. The first finds the cotangents
-of p, from which XLA gets those of the products with φ; the second needs those.
+Both kernels compute the streams again from those before the write. The first computes the
+cotangents of p. From them XLA computes the cotangents of the products with φ, which the second
+needs.
 """
 
 from collections.abc import Callable
@@ -52,11 +53,11 @@ class _Unmixed(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-  """What both kernels read; rows are [T, D / 128, 128].
+  """The inputs of both kernels; rows are [T, D / 128, 128].
 
   Attributes:
     streams: before the write, R rows of a token.
-    out: what it adds.
+    out: the output of a branch, which the write adds.
     weights: M and b of the write [T, R (R + 1)].
     read: p [T, R].
     gain: of the norm, or None.
@@ -72,12 +73,12 @@ class _Inputs(NamedTuple):
 
 
 class Cotangents(NamedTuple):
-  """What the reverse pass of the write reads besides.
+  """Further inputs of the reverse pass of the write.
 
   Attributes:
     scale, shrink: see `_Unmixed`.
     d_streams: of the streams after the write, R rows of a token.
-    back: what the products with φ add to them, or None without φ.
+    back: the part of the streams' cotangents through the products with φ, or None without φ.
     squares: factors of the streams that the mean squares add [T, R], or None.
   """
 
@@ -112,7 +113,7 @@ def backward(
 
 
 def _through_products(streams: Array, phi: Array, d: Array) -> tuple[Array, Array]:
-  """Returns the cotangents of φ, and what those of the products add to those of the streams."""
+  """Returns the cotangent of φ, and the part of the streams' cotangents through products with φ."""
   shared, count = phi.ndim == 2, len(streams)
   d = jnp.swapaxes(d, 1, 2) if shared else jnp.broadcast_to(d.T, (count, *d.T.shape))
   d_phi = products_phi(streams, d)
@@ -122,7 +123,7 @@ def _through_products(streams: Array, phi: Array, d: Array) -> tuple[Array, Arra
 
 
 def unmix(read: Read, operands: Operands, p: Array, d_x: Array) -> tuple[_Unmixed, Array | None]:
-  """Returns what the first kernel finds, with p [R, T]; and the cotangent of the gain."""
+  """Runs the backward of the mix with p [R, T]; returns its results and the gain's cotangent."""
   inputs = _inputs(operands, p, d_x)
   rows, gain = inputs.streams, inputs.gain
   numbers = jax.ShapeDtypeStruct((rows.shape[1],), jnp.float32)
@@ -242,7 +243,7 @@ def _unmix_token(
 
 
 def unwrite(read: Read, operands: Operands, p: Array, d_x: Array, given: Cotangents) -> Pending:
-  """Returns the cotangents of what was written, and to what."""
+  """Runs the backward of the write; returns the cotangents of streams, weights and output."""
   inputs, weights = _inputs(operands, p, d_x), operands.pending.weights
   row = jax.ShapeDtypeStruct(inputs.out.shape, inputs.out.dtype)
   numbers = jax.ShapeDtypeStruct(inputs.weights.shape, jnp.float32)

@@ -29,7 +29,7 @@ from resjax.kernels.streams.operands import Operands, Read, Stats, all_coefficie
 
 
 class _Inputs(NamedTuple):
-  """What the kernel reads; rows are [T, D / 128, 128].
+  """The inputs of the kernel; rows are [T, D / 128, 128].
 
   Attributes:
     streams: R rows of a token.
@@ -47,7 +47,7 @@ class _Inputs(NamedTuple):
 
 
 class _Outputs(NamedTuple):
-  """What the kernel writes: new streams, sums of their squares [T, R], and what is mixed."""
+  """The outputs of the kernel: new streams, sums of their squares [T, R], and the mix."""
 
   streams: Field
   squares: Field
@@ -174,6 +174,6 @@ def _write(
 
 
 def _mixed(read: list[Array], ring: Ring, step: Array) -> Row:
-  """Returns Σ_r p_r H_r of a token."""
+  """Returns the mix Σ_r p_r H_r of a token."""
   rows = (ring.load(step, r) for r in range(len(read)))
   return tuple(row_ops.weighted(read, parts) for parts in zip(*rows, strict=True))

@@ -1,4 +1,4 @@
-"""The tiles of the kernels for streams, and what a token needs of them."""
+"""The tile sizes of the kernels for streams."""
 
 from resjax.base import Array
 from resjax.kernels.mosaic_gpu import MAX_ROWS, GpuTiles, Ring, choose_tiles, row_ops
@@ -14,7 +14,7 @@ def write_tiles(read: Read, operands: Operands) -> GpuTiles | None:
 
 
 def mix_tiles(read: Read, operands: Operands) -> GpuTiles | None:
-  """Returns the tile sizes of the kernel that mixes what another one has written; or None."""
+  """Returns the tile sizes of the kernel that mixes written streams, or None if nothing fits."""
   return choose_tiles(read, operands.like, len(operands.pending.streams), 1)
 
 

@@ -51,7 +51,7 @@ def _in_two(read: Read, plan: Plan, way: budget.Reverse, given: Given) -> Inputs
 
 
 def _summed(plan: Plan, operands: Operands, found: Inputs) -> Operands:
-  """Returns the cotangents of the operands, of those of `Inputs` per part of the grid."""
+  """Returns the cotangents of the operands: a kernel's results, summed over parts of the grid."""
   _, projection, parameters, gain = operands
   d_projection: Array | None = None
   if projection is not None:

@@ -31,7 +31,7 @@ from resjax.kernels.streams.operands import Read
 
 
 class _Scratch(NamedTuple):
-  """On-chip memory. The streams after the write lie where their sources' cotangents will.
+  """Buffers in VMEM. The streams after the write share memory with their sources' cotangents.
 
   Attributes:
     weights, read, dots: columns of M and b, of p, and of sums over channels.
@@ -111,7 +111,7 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> Inputs:
 
 
 def _run(read: Read, plan: Plan, given: Given, outputs: Inputs, scratch: _Scratch) -> None:
-  """Works on one tile."""
+  """Runs the reverse pass of one tile of tokens."""
 
   @pl.when(pl.program_id(1) == 0)
   def _() -> None:

@@ -56,7 +56,7 @@ class ReadBack(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-  """On-chip memory.
+  """Buffers in VMEM.
 
   Attributes:
     factors, dots: columns of q, and of the products of the cotangent with every source.
@@ -71,7 +71,7 @@ class _Scratch(NamedTuple):
 
 
 def backward(read: Read, plan: Plan, buffers: int, given: Given) -> ReadBack:
-  """Returns what the second kernel needs of every token, and sums over tokens.
+  """Returns numbers of every token for the second kernel, and sums over tokens.
 
   Args:
     read: options.
@@ -126,7 +126,7 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> ReadBack:
 
 
 def _run(read: Read, plan: Plan, given: Given, outputs: ReadBack, scratch: _Scratch) -> None:
-  """Works on one tile."""
+  """Runs the backward of the read of one tile of tokens."""
 
   @pl.when(pl.program_id(1) == 0)
   def _() -> None:

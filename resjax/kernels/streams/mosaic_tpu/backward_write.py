@@ -51,7 +51,7 @@ class WrittenBack(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-  """On-chip memory. The streams after the write lie where their sources' cotangents will.
+  """Buffers in VMEM. The streams after the write lie where their sources' cotangents will.
 
   Attributes:
     weights, read, norms, squares: columns of M and b, and of what `ReadBack` has.
@@ -80,7 +80,7 @@ def backward(
     read: options.
     plan: sizes.
     way: widths of parts and tiles.
-    given: arrays, of which what the coefficients need is not used.
+    given: arrays; the inputs of the coefficients are not used.
     numbers: of the first kernel.
   """
   count, tokens, width = plan.num_streams, plan.num_tokens, way.width
@@ -208,7 +208,7 @@ def _run(
 
 
 def _unmix(plan: Plan, given: Given, outputs: WrittenBack, scratch: _Scratch, rows: Span) -> Chunks:
-  """Returns the cotangent of what was read of a group of rows, before its norm, in chunks."""
+  """Returns the cotangent of the mix of a group of rows, before its norm, in chunks."""
   if given.gain is None:
     return lambda rows, lanes: wide(given.d_x, rows, lanes)
   tiles.mix(plan, tiles.chunks_of(outputs.streams), scratch.read, rows, scratch.d_read)

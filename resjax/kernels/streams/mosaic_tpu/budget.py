@@ -1,4 +1,4 @@
-"""How much on-chip memory the kernels for TPUs need, and which of them have room on a chip."""
+"""How much VMEM the kernels for TPUs need, and which of them fit."""
 
 import itertools
 from typing import NamedTuple
@@ -38,7 +38,7 @@ def vmem_limit(read: Read) -> int:
 
 
 def room(read: Read) -> int:
-  """Returns how many bytes of on-chip memory there are for what a kernel asks for."""
+  """Returns the bytes of VMEM that a kernel may allocate."""
   return vmem_limit(read) - _SPARE
 
 
@@ -138,7 +138,7 @@ def _tile(plan: Plan) -> int:
 
 
 def _number_bytes(plan: Plan) -> int:
-  """Returns the bytes of numbers per token: two tiles of each, and columns of those of a write."""
+  """Returns the bytes of numbers per token: two tiles of each, and columns of M and b."""
   rows = 4 * plan.num_weights + 4 * plan.num_products + 12 * plan.num_streams
   columns = 2 * (plan.num_weights + LANES) + 4 * LANES
   return (rows + columns) * TOKENS * 4

@@ -39,9 +39,9 @@ def pull_back(
 ) -> tuple[Array, Callable[[Array, Ref], tuple[list[Array], Array | None, PyTree]]]:
   """Returns p [R, TOKENS], and the derivative of all coefficients.
 
-  The derivative is a function of the cotangent of p and of a reference to that of the weights of
-  the next write. It returns those of the products, [K, TOKENS] of all streams together or of every
-  stream; of the mean squares [R, TOKENS] or None; and of the parameters.
+  The derivative is a function of the cotangent of p and of a reference to the cotangent of the
+  weights of the next write. It returns the cotangents of the products, [K, TOKENS] of all streams
+  together or of every stream; of the mean squares [R, TOKENS] or None; and of the parameters.
 
   Args:
     read: options.
@@ -76,7 +76,7 @@ def _read(tree: PyTree) -> PyTree:
 
 
 def _stats(plan: Plan, products: Ref, mean_squares: Ref) -> Stats:
-  """Returns what is kept of a tile as coefficients take it."""
+  """Returns the statistics of a tile, shaped as `Coefficients` take them."""
   if not plan.num_columns:
     return Stats(None, None)
   kept: Any = products[...]
@@ -100,7 +100,7 @@ def _apart(plan: Plan, weights: Ref) -> tuple[Array, Array]:
 
 
 def _tall(plan: Plan, x: Array) -> Array:
-  """Returns numbers [n, TOKENS] with the token axes of coefficients."""
+  """Returns numbers [n, TOKENS] reshaped to the token axes of coefficients."""
   return x if plan.packed else x[:, None]
 
 

@@ -35,10 +35,10 @@ from resjax.kernels.streams.operands import Operands, Read, Stats
 
 
 class _Outputs(NamedTuple):
-  """What the forward kernel writes.
+  """The outputs of the forward kernel.
 
   Attributes:
-    x: what is read [T, D].
+    x: the read [T, D].
     streams: after the write [R, T, D], or None if they are not kept.
     weights: M and b of the next write [R (R + 1), T] float32.
     stats: products with φ [K or R K, T] and mean squares of every stream [R, T] in float32, or None
@@ -52,11 +52,11 @@ class _Outputs(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-  """On-chip memory for a tile, and for φ, which stays.
+  """Buffers in VMEM for a tile, and for φ, which stays.
 
   Attributes:
     weights, read: columns of M and b, and of p: a token per row.
-    mixed: what is read, of a group of tokens [ROWS, D] float32.
+    mixed: the read of a group of tokens [ROWS, D] float32.
     streams: the streams after the write [R, TOKENS, D] if they are not kept, or None.
     stats: as in `_Outputs`, of a tile, if they are not kept.
     phi: `Phi`, or None.
@@ -136,7 +136,7 @@ def forward(
 
 
 def _run(read: Read, plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Scratch) -> None:
-  """Works on one tile."""
+  """Writes to the streams of one tile of tokens, and reads them."""
   if plan.num_columns:
     on_chip.load_at_start(plan, budget.fetches(read, plan), inputs.phi.at[read.site], scratch.phi)
   streams = outputs.streams if scratch.streams is None else scratch.streams
@@ -191,7 +191,7 @@ def _mix(
   scratch: _Scratch,
   rows: Span,
 ) -> None:
-  """Writes what is read of a group of rows."""
+  """Writes the read of a group of rows."""
   squares = tiles.mix(plan, tiles.chunks_of(streams), scratch.read, rows, scratch.mixed)
   mean = jnp.sum(squares, axis=1, keepdims=True) / plan.width
   inverse_rms = jnp.broadcast_to(lax.rsqrt(mean + read.norm_eps), (ROWS, LANES))

@@ -22,7 +22,7 @@ _LOADED_BYTES = 384 * 2**10  # of φ in float32 on the chip; two of them, while 
 
 
 class Phi(NamedTuple):
-  """On-chip memory of φ, of all its channels or some.
+  """Buffers in VMEM for φ, of all its channels or some.
 
   Attributes:
     kept: in bfloat16 its first 8 bits, and behind these rows the next 8 [projections, 2 rows, D];

@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
     out: the output that it adds [T, D].
     phi: φ of all sites as `phi.laid_out` returns it, or None.
     parameters: of the coefficients, each broadcast over the lanes.
-    gain: of the norm of what is read [1, D] float32, or None.
+    gain: of the norm of the read [1, D] float32, or None.
   """
 
   streams: Any
@@ -80,7 +80,7 @@ class Plan(StreamPlan):
     return cls(count, tokens, like.shape[-1], jnp.dtype(like.dtype), columns, shared, packed)
 
   def narrowed(self, width: int) -> "Plan":
-    """Returns the sizes of the same read of so many of the channels."""
+    """Returns the plan of the same read over `width` of its channels."""
     return dataclasses.replace(self, width=width)
 
   @property
@@ -138,7 +138,7 @@ class Plan(StreamPlan):
     return pl.BlockSpec((rows, TOKENS), lambda p, i: (0, self.tile(p, i))) if rows else None
 
   def of_parts(self, x: Any) -> jax.ShapeDtypeStruct:
-    """Returns the shape of sums over the tiles of each part of the grid, x having that of one."""
+    """Returns the shape of partial sums like x, one per part of the grid, in float32."""
     return self.like(self.grid[0], *x.shape, dtype=jnp.float32)
 
   def number_bytes(self, rows: int) -> int:

@@ -16,11 +16,11 @@ from resjax.kernels.streams.operands import Read
 
 
 class Given(NamedTuple):
-  """The arrays of `Inputs`, what the forward pass kept, and cotangents of what it wrote.
+  """The inputs of the reverse pass: `Inputs`, residuals, and the cotangents of the outputs.
 
   Attributes:
     products, mean_squares: see `Stats`, flat as the forward kernel wrote them.
-    d_x: cotangent of what was read [T, D].
+    d_x: cotangent of the read [T, D].
     d_streams: of the streams after the write [R, T, D].
     d_weights: of the weights of the next write [R (R + 1), T] float32.
   """
@@ -39,10 +39,10 @@ class Given(NamedTuple):
 
 
 class Unmix(NamedTuple):
-  """References of the step that takes the cotangent of what was read back to before its norm.
+  """References of `unmix`, the backward of the norm of a read.
 
   Attributes:
-    d_x: cotangent of what was read [TOKENS, D].
+    d_x: cotangent of the read [TOKENS, D].
     gain: of the norm [1, D], or None.
     d_gain: its cotangent is added here [ROWS, D].
     factors: columns, of which every source is multiplied by one.
@@ -85,13 +85,15 @@ def unmix(
   rows: Span,
   target: Ref = None,
 ) -> tuple[Array, Array]:
-  """Works on a group of rows; returns the inverse RMS and the correction of `norm_back`.
+  """The backward of mix and norm for a group of rows; returns two numbers for `norm_back`.
+
+  They are the inverse RMS and the correction.
 
   Args:
     read: options.
     plan: sizes.
     refs: references.
-    sources: what was summed, in chunks.
+    sources: the summands of the mix, in chunks.
     rows: the group.
     target: gets the cotangent of the sum [TOKENS, D] float32; None: it is not needed.
   """
@@ -125,10 +127,10 @@ def unmix(
 
 
 def norm_back(d: Array, gain: Array, mixed: Array, inverse_rms: Array, correction: Array) -> Array:
-  """Returns the cotangent of x of that of RMS(x) ⊙ gain, in a chunk.
+  """Returns the cotangent of x, from the cotangent of RMS(x) ⊙ gain, in a chunk.
 
   Args:
-    d: cotangent of the normed.
+    d: cotangent of RMS(x) ⊙ gain.
     gain: of the norm.
     mixed: x.
     inverse_rms: of x.
@@ -145,7 +147,7 @@ def project_back(
   streams: Ref,
   target: Ref,
 ) -> None:
-  """Writes what the products add to the cotangents of the streams; adds to that of φ.
+  """Writes the part of the streams' cotangents through the products; adds to the cotangent of φ.
 
   Args:
     plan: sizes.
@@ -208,7 +210,7 @@ def write_rows(
   cotangents: Ref,
   rows: Span,
 ) -> None:
-  """Writes the cotangents of pending streams and output, and those of M and b to columns.
+  """Writes the cotangents of pending streams and output, and of M and b as columns.
 
   Args:
     plan: sizes.
