@@ -8,6 +8,7 @@ from . import mirror as mirror
 from . import prefix as prefix
 from . import source_check as source_check
 from . import sources as sources
+from . import special_tokens as special_tokens
 from . import storage as storage
 from . import synthetic as synthetic
 from . import text_digest as text_digest

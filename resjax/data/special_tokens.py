@@ -8,7 +8,7 @@ tokenizer_config.json, which were made into that file when it was written, are n
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import tokenizers
 
@@ -52,7 +52,7 @@ class Settings:
   eos_token: Spelled = None
 
   @classmethod
-  def of(cls, files: Mapping[str, str]) -> "Settings":
+  def of(cls, files: Mapping[str, str]) -> Self:
     """Returns the settings of a tokenizer with these files, by name.
 
     Raises:

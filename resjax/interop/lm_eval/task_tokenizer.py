@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jinja2
 import jinja2.ext
@@ -14,24 +14,27 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from resjax.base import typed_json
-from resjax.data import MAIN, PretrainedTokenizer, Tokenizer, library_model, prefix, unique
+from resjax.data import (
+  MAIN,
+  PretrainedTokenizer,
+  Tokenizer,
+  library_model,
+  prefix,
+  special_tokens,
+  unique,
+)
 from resjax.interop.huggingface.tokenizer_files import tokenizer_files
 
-_SETTINGS, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+_TEMPLATE = "chat_template.jinja"
 _MARK = "<the message goes on here> "
-
-Spelled = str | dict[str, Any] | None  # a token as tokenizer_config.json spells it
 
 
 @dataclasses.dataclass(frozen=True)
-class _Settings:
-  """What tokenizer_config.json says."""
+class _Settings(special_tokens.Settings):
+  """What tokenizer_config.json says that chats need, too."""
 
-  bos_token: Spelled = None
-  eos_token: Spelled = None
-  pad_token: Spelled = None
-  unk_token: Spelled = None
+  pad_token: special_tokens.Spelled = None
+  unk_token: special_tokens.Spelled = None
   chat_template: str | list[dict[str, str]] | None = None
 
 
@@ -60,7 +63,7 @@ class TaskTokenizer:
     self._model = library_model(files[MAIN], MAIN)
     self._model.no_truncation()
     self._model.no_padding()
-    self._settings = typed_json.parse(files.get(_SETTINGS, "{}"), _Settings, _SETTINGS)
+    self._settings = _Settings.of(files)
     self._files = files
     self.prefix_id = prefix.start_token(tokenizer)
     self.begins = bool(prefix.before_contexts(tokenizer, bos))
@@ -168,23 +171,16 @@ class TaskTokenizer:
   def _named(self) -> dict[str, str]:
     """Returns the special tokens that templates may use, by name."""
     named = {
-      name: _spelling(getattr(self._settings, name))
+      name: special_tokens.spelling(getattr(self._settings, name))
       for name in ("bos_token", "eos_token", "pad_token", "unk_token")
     }
     return {name: text for name, text in named.items() if text is not None}
 
   def _stop_ids(self) -> tuple[int, ...]:
     """Returns the tokens that end a text: that which the tokenizer names, then all others."""
-    spelled = _spelling(self._settings.eos_token)
-    own = None if spelled is None else self._model.token_to_id(spelled)
-    tokenizer = self._tokenizer
+    tokenizer, own = self._tokenizer, special_tokens.end(self._model, self._files)
     others = tokenizer.ids["eos_token_id"] if isinstance(tokenizer, PretrainedTokenizer) else None
     return unique(own, others) or (tokenizer.eot_id,)
-
-
-def _spelling(token: Spelled) -> str | None:
-  found = token.get("content") if isinstance(token, dict) else token
-  return found if isinstance(found, str) else None
 
 
 @functools.cache

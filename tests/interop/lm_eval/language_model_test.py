@@ -331,3 +331,13 @@ def test_files_of_tasks_that_fail_are_named(decoder, tmp_path, changes, words_of
   with pytest.raises(ValueError, match=words_of_error):
     it = TrainedModel("it", decoder, tasks.tokenizer(True), L)
     run_tasks(it, ["choice"], tasks_folder=folder)
+
+
+def test_the_end_of_texts_that_older_folders_name_beside_their_settings():
+  from resjax.interop.lm_eval.task_tokenizer import TaskTokenizer
+
+  words = tasks.tokenizer(True)
+  files = {**words.files, "special_tokens_map.json": json.dumps({"eos_token": "</s>"})}
+  files["tokenizer_config.json"] = json.dumps({"bos_token": "<s>"})
+  made = TaskTokenizer(type(words)(files, words.vocab_size, {"eos_token_id": [0, 1]}))
+  assert made.stop_ids == (1, 0)
