@@ -51,6 +51,12 @@ def test_docstrings_become_restructured_text():
   ]  # fmt: skip
 
 
+def test_examples_of_doors_are_literal():
+  lines = ["A room.", "", "from a import b", "", "c = b * 2", ""]
+  site_module("docstrings").to_rst(None, "module", "a", None, None, lines)
+  assert lines == ["A room.", "", "::", "", "  from a import b", "", "::", "", "  c = b * 2", ""]
+
+
 def test_the_sidebar_has_every_page_once():
   listed = re.findall(r"^[a-z][\w/*]*$", (SITE.parent / "index.md").read_text(), re.MULTILINE)
   own = [name for name in listed if not name.startswith("generated/")]

@@ -6,11 +6,15 @@ import re
 _SECTION = re.compile(r"[A-Z][a-z]+:$")  # such as Args and Raises
 _CODE = re.compile(r"`+([^`]*)`+(?=(\w?))")
 _MARKS = re.compile(r"(\*|\||(?<=\w)_(?!\w))")  # emphasis, substitutions and references
+_IMPORT = re.compile(r"(from [\w.]+ )?import \w")
 _STARRED = re.compile(r"\s+\*{1,2}\w+:")  # an argument, whose stars napoleon escapes
 
 
 def to_rst(app, what, name, obj, options, lines):
-  """Makes literal blocks of paragraphs with columns, and escapes marks in all else.
+  """Makes literal blocks of paragraphs with columns and of examples, and escapes marks in all else.
+
+  Formatters take away the indentation that all lines behind the first have in common: behind an
+  import that is not indented, all is an example.
 
   Args:
     app: Sphinx's application.
@@ -20,7 +24,8 @@ def to_rst(app, what, name, obj, options, lines):
     options: those of the directive.
     lines: the docstring, which is changed in place.
   """
-  made, section, depth = [], False, 0  # depth: the indentation of the last line of text
+  made, section, example = [], False, False
+  depth = 0  # the indentation of the last line of text
   for has_text, group in itertools.groupby(lines, key=lambda line: bool(line.strip())):
     paragraph = list(group)
     if not has_text:
@@ -33,7 +38,8 @@ def to_rst(app, what, name, obj, options, lines):
     has_columns = paragraph[0].lstrip().startswith("|") or (
       not section and max(indents) > indents[0]
     )
-    if indents[0] > depth or has_columns:
+    example = example or bool(_IMPORT.match(paragraph[0]))
+    if indents[0] > depth or has_columns or example:
       made += [" " * depth + "::", "", *("  " + line for line in paragraph)]
     else:
       made += map(_escaped, paragraph)
