@@ -39,7 +39,8 @@ def _ordered(record: bytes) -> bytes:
   return tf_example_pb2.Example.FromString(record).SerializeToString(deterministic=True)
 
 
-class ArrayRecordBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
+class ArrayRecordBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):  # type:
+ignore[call-arg]
   """A TFDS builder that writes ArrayRecord files shard by shard, in order, without TensorFlow.
 
   `GeneratorBasedBuilder` holds a whole split in memory and spills through TensorFlow above 1 GB;
@@ -91,7 +92,7 @@ def prepare(
   progress: storage.Progress,
   **facts: int,
 ) -> Path:
-  """Builds a data set unless it is there and as it was written; returns the folder of its records.
+  """Builds a data set unless an intact one exists; returns the folder of its records.
 
   Args:
     config: says where data are built, and how they are verified.
@@ -116,7 +117,7 @@ def prepare(
 
 
 def _split_facts(builder: ArrayRecordBuilder, split: str, folder: Path) -> built.SplitFacts:
-  """Returns what was written of a split, once the numbers of records are found in its files."""
+  """Returns the facts of a split as written, after checking the number of records in its files."""
   info, shards = builder.info.splits[split], []
   paths = [records_folder(folder, type(builder)) / Path(name).name for name in info.filenames]
   for path, count in zip(paths, info.shard_lengths, strict=True):

@@ -68,7 +68,7 @@ def show(summary: DatasetSummary, console: Console) -> None:
 
 
 def _dropped(corpus: CorpusSummary) -> str:
-  """Returns what a corpus left out: how much for each reason, with the first names."""
+  """Returns, for each reason, how many documents a corpus left out, with the first names."""
   folder, noted = corpus.text.parents[1], dropped.Dropped()
   for reason, name in dropped.read(folder):
     noted.add(reason, name)

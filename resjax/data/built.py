@@ -73,7 +73,7 @@ def prepare(
   make: Callable[[Path], Facts],
   progress: Callable[[str, int, int], None],
 ) -> Path:
-  """Builds a folder unless it is there and as it was written; returns it.
+  """Builds a folder unless an intact one exists; returns it.
 
   What is damaged is named, and is built anew. The caller holds `storage.exclusive`.
 
@@ -81,7 +81,7 @@ def prepare(
     root: `DataConfig.root`.
     name: KIND/NAME-FINGERPRINT.
     verify: `DataConfig.verify`.
-    make: fills an empty folder, and returns what it holds.
+    make: fills an empty folder, and returns its facts.
     progress: a `storage.Progress`, which is called in a comparison that takes long.
 
   Raises:
@@ -111,10 +111,10 @@ def find(root: str, name: str, verify: str, checked: Collection[str] = ()) -> Fa
     checked: stamps of folders whose files need not be read, see `stamp`.
 
   Returns:
-    What it holds.
+    The facts in its manifest.
 
   Raises:
-    Damaged: It is missing, or is not as it was written.
+    Damaged: It is missing, or differs from its manifest.
   """
   reason = _problem(root, name, verify, checked)
   folder = mirror.local(root) / name
@@ -127,9 +127,9 @@ def find(root: str, name: str, verify: str, checked: Collection[str] = ()) -> Fa
 
 
 def _problem(root: str, name: str, verify: str, checked: Collection[str] = ()) -> str | None:
-  """Returns what is wrong with a folder: None: nothing; an empty text: it is nowhere.
+  """Returns a reason if a folder is damaged, an empty text if it is missing, None if it is intact.
 
-  A copy in the cache of the user is brought, or brought again, from the object store.
+  If the root is in an object store, a missing or damaged local copy is downloaded first.
   """
   folder, reason = mirror.local(root) / name, ""
   if folder.exists() or folder.is_symlink():
@@ -161,7 +161,7 @@ def check(folder: Path, verify: str, checked: Collection[str] = ()) -> None:
     checked: see `find`.
 
   Raises:
-    Damaged: The folder is not as it was written.
+    Damaged: The folder differs from its manifest or its name.
   """
   if not (folder / manifest.FILE_NAME).exists():
     raise Damaged(
@@ -176,10 +176,10 @@ def check(folder: Path, verify: str, checked: Collection[str] = ()) -> None:
 
 
 def facts(folder: Path) -> Facts:
-  """Returns what the manifest of a folder says about it.
+  """Returns the facts in the manifest of a folder.
 
   Raises:
-    Damaged: The manifest is missing, or is not as it was written.
+    Damaged: The manifest is missing or damaged.
   """
   found = manifest.read(folder)
   where = f"facts of {folder / manifest.FILE_NAME}"
@@ -203,7 +203,7 @@ def _bytes(folder: Path) -> int:
 
 
 def stamp(folder: Path) -> str:
-  """Returns what two processes see alike if and only if the folder is one and the same to both."""
+  """Returns a text that is equal for two processes if and only if they see the same folder."""
   found = (folder / manifest.FILE_NAME).stat()
   return f"{folder.name} {found.st_ino} {found.st_mtime_ns} {found.st_size}"
 
@@ -256,8 +256,8 @@ def explained(place: Path, reason: str) -> Iterator[None]:
   """Turns the error of a full disk, or of a file that vanished, into a ValueError of one line.
 
   Args:
-    place: what is being written.
-    reason: why it is, if it was there before.
+    place: the file or folder that is being written.
+    reason: why it is written again, if it existed before.
   """
   try:
     yield

@@ -141,7 +141,7 @@ class DataConfig:
       every file; `sizes` takes the sizes of files above 1 MB for enough. Records are compared with
       their checksums whenever they are read.
     built: the fingerprint of built data under `root`, which are taken as they are, without a look
-      at the sources; empty: the data of the sources are built unless they are there.
+      at the sources; empty: the data of the sources are built unless they exist.
     order_seed: the seed of the order of the training rows; `AS_SEED`: the seed of the run.
   """
 

@@ -11,15 +11,15 @@ _UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # decoders put it where bytes are no cha
 def text_behind(
   decode: Callable[[list[int]], str], before: Sequence[int], tokens: Sequence[int]
 ) -> str:
-  """Returns the text of tokens that go on with others.
+  """Returns the text of a continuation.
 
-  It is the text of all of them without that of the first ones: decoded alone, many tokenizers drop
-  the space in front of the first token, or join it to nothing.
+  It is the text of all tokens, without the text of the tokens before. Decoded alone, a continuation
+  would lose its first space with many tokenizers.
 
   Args:
     decode: returns the text of tokens.
-    before: the tokens of what is continued.
-    tokens: the tokens that go on with it.
+    before: the tokens of the continued text.
+    tokens: the tokens of the continuation.
   """
   given = decode(list(before))
   whole = decode([*before, *tokens])
@@ -45,7 +45,7 @@ def text_behind(
 
 
 def stop_tokens(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-  """Returns the tokens that a text stands for at which continuations end.
+  """Returns the stop tokens that a text names.
 
   Args:
     tokenizer: the tokenizer.
@@ -53,7 +53,7 @@ def stop_tokens(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
       the token of that spelling.
 
   Raises:
-    ValueError: it is no token.
+    ValueError: the text names no token.
   """
   found = [tokenizer.eot_id] if text == END_OF_TEXT else []
   pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)] if text else []

@@ -59,7 +59,7 @@ class FoundFiles:
 
 
 def find(source: str, setting: str) -> FoundFiles:
-  """Returns the files that a path names: one file, all files of a folder, or those of a glob.
+  """Returns the files that a path names: one file, all files of a folder, or all matches of a glob.
 
   The path may be in an object store. Hidden files and installed packages are left out of folders.
   What is no regular file (a pipe, a socket, a device, a link that leads nowhere) is left out of
@@ -179,12 +179,12 @@ def _find_remote(place: Location) -> FoundFiles:
 
 
 def _walked(file: File) -> list[tuple[bool, str]]:
-  """Returns a key that sorts objects as `_walk` does files: those of a folder, then its folders."""
+  """Returns a key that sorts objects as `_walk` sorts files: in each folder, files come first."""
   *folders, name = file.name.split("/")
   return [*((True, folder) for folder in folders), (False, name)]
 
 
 def _checksum(info: Mapping[str, Any]) -> str:
-  """Returns the checksum that a store keeps of an object, else its version; empty: it has none."""
+  """Returns the checksum that a store has for an object, else its version, or an empty text."""
   keys = ("md5Hash", "crc32c", "blob_id", "ETag", "etag", "generation", "mtime", "last_modified")
   return next((f"{key} {info[key]}" for key in keys if info.get(key)), "")

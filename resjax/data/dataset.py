@@ -20,7 +20,7 @@ Check = Callable[[str, Mapping[str, TextDigest]], None]
 def build(
   config: DataConfig, progress: storage.Progress = storage.silent, check: Check | None = None
 ) -> DatasetSummary:
-  """Builds the data that are missing or damaged under `config.root`; compares those that are there.
+  """Builds the data that are missing or damaged under `config.root`; compares existing ones.
 
   Each part lies in a folder named by a fingerprint of all that decides its content (the documents
   of a corpus in order, settings, the parts it is made from), and appears there only when it is
@@ -30,7 +30,7 @@ def build(
 
   Args:
     config: the data to build.
-    progress: is called with what is being built.
+    progress: is called with the name of the part that is being built.
     check: ends the build before anything is built by raising an error; of data that `config.built`
       names it is called with no documents.
 
@@ -111,7 +111,7 @@ def find(
     checked: what `stamps` returned to a process that has compared all files.
 
   Raises:
-    Damaged: A part is missing, or is not as it was written.
+    Damaged: A part is missing, or differs from its manifest.
     ValueError: The summary names something else than parts under the root.
   """
   stored = _stored(root, fingerprint)
@@ -147,8 +147,8 @@ def find(
 def find_texts(root: str, fingerprint: str, verify: str = "full") -> list[Path] | None:
   """Returns the folders of the documents of all corpora; None if there is no summary of such data.
 
-  They are copied to this machine where the root is in an object store. The arguments and errors are
-  those of `find`.
+  They are copied to this machine where the root is in an object store. Takes the arguments of
+  `find` and raises its errors.
   """
   stored = _stored(root, fingerprint)
   if stored is None:
@@ -182,7 +182,7 @@ def stamps(found: DatasetSummary) -> list[str]:
 
 
 def _stored(root: str, fingerprint: str) -> StoredSummary | None:
-  """Returns what the file of a summary holds; None if there is no such file."""
+  """Returns the stored summary of a data set; None if there is no such file."""
   if not re.fullmatch("[0-9a-f]{12}", fingerprint):
     raise ValueError(f"the fingerprint of data is {fingerprint!r}; allowed: 12 hexadecimal digits")
   with _copying(root):
@@ -201,7 +201,7 @@ def _stored(root: str, fingerprint: str) -> StoredSummary | None:
 def _part(
   root: str, name: str, kind: str, path: Path, verify: str, checked: Collection[str] = ()
 ) -> built.Facts:
-  """Checks the folder KIND/NAME-FINGERPRINT that holds what a summary at `path` names."""
+  """Checks the folder KIND/NAME-FINGERPRINT of a part that a summary at `path` names."""
   with _copying(root):
     return built.find(root, built.folder_name(root, name, kind, str(path)), verify, checked)
 
@@ -238,10 +238,10 @@ def _taken(config: DataConfig) -> DatasetSummary:
 
 
 def _has_size(found: DatasetSummary, tokenizer: TokenizerConfig) -> bool:
-  """Returns whether a tokenizer of these settings has so many tokens.
+  """Returns whether built data have the vocabulary size that these tokenizer settings give.
 
-  Merges that a small corpus ran out of are fewer than the settings allow; what they were learned
-  with is in their fingerprint.
+  A small corpus yields fewer merges than the settings allow; then the tokenizer's fingerprint,
+  which is made of its settings and corpora, decides.
   """
   if found.vocab_size >= tokenizer.vocab_limit or tokenizer.name != "bpe":
     return found.vocab_size == tokenizer.vocab_limit

@@ -1,4 +1,4 @@
-"""Remembers what the documents of a source are, so that files without a change are read once.
+"""Stores digests of the documents of sources, so that unchanged files are read only once.
 
 An entry is found by the names, sizes and times of the files, or by the checksums that an object
 store keeps. It saves time and decides nothing: where it is missing or damaged, the text is read.
@@ -21,7 +21,7 @@ _FOLDER = "digests"
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-  """The content of a file: what the documents of a source are, and the name that it was written as.
+  """The content of a file: the digest of a source's documents, and the file's name when written.
 
   A file that was renamed, or copied to the place of another, does not have its own name.
   """
@@ -43,7 +43,7 @@ def load(root: str, source: Source) -> TextDigest | None:
 
 
 def save(root: str, source: Source, digest: TextDigest) -> None:
-  """Keeps the digest of the documents of a source, and drops those of its earlier versions here."""
+  """Stores the digest of the documents of a source; deletes local digests of earlier versions."""
   if not source.settled:
     return
   here, *_ = places = _places(root, source)

@@ -79,5 +79,5 @@ def _end(tokenizer: PretrainedTokenizer) -> tuple[int, ...]:
 
 
 def _first(tokenizer: PretrainedTokenizer, *given: Given) -> tuple[int, ...]:
-  """Returns the first that is a token: configs have -1 or one without a row where there is none."""
+  """Returns the first valid token as a tuple; configs use -1 or an id without a row for none."""
   return tuple(token for token in unique(*given) if 0 <= token < tokenizer.vocab_size)[:1]

@@ -12,10 +12,10 @@ SHOWN = 10  # names that are shown
 
 
 class Dropped:
-  """Counts what is left out, and keeps the first names.
+  """Counts documents that are left out, by reason, and keeps the first names.
 
   Args:
-    file: gets a line for each; None: nothing is written.
+    file: gets a line for each left-out document; None: nothing is written.
   """
 
   def __init__(self, file: IO[str] | None = None):

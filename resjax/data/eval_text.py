@@ -62,7 +62,7 @@ def texts_of_dataset(config: DataConfig, fingerprint: str, split: str) -> Iterat
   The fingerprint names the built data; the result is None if they are not under `config.root`.
 
   Raises:
-    ValueError: They are there, but damaged.
+    ValueError: They exist, but are damaged.
   """
   records = dataset.find_texts(config.root, fingerprint, config.verify)
   return tokenizer_training.sample(records, sys.maxsize, split=split) if records else None

@@ -1,4 +1,4 @@
-"""The format of the files of a corpus: what they hold decides, and then what they are called."""
+"""The format of the files of a corpus: the content decides, and then the name."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""JSON in bounded memory: values one after another, such as JSON lines, and those of arrays."""
+"""JSON in bounded memory: values one after another, such as JSON lines, or elements of arrays."""
 
 import codecs
 import json
@@ -46,10 +46,10 @@ def values(file: IO[bytes], shown: str, most: int, too_long: str) -> Iterator[tu
 
 
 class _Text:
-  """The characters of a file from some place on, which are read when they are needed.
+  """The characters of a file from some position on, read on demand.
 
   Attributes:
-    line: the number of the line of that place, from 1.
+    line: the line number of that position, from 1.
   """
 
   def __init__(self, file: IO[bytes], shown: str, most: int, too_long: str):

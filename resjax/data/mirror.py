@@ -49,7 +49,7 @@ def download(root: str, name: str, folder: Path) -> None:
   """Copies a folder of the object store into an empty folder of this machine.
 
   Raises:
-    Damaged: The manifest is not as it was written, or a file that it lists is missing.
+    Damaged: The manifest is damaged, or a file that it lists is missing.
   """
   place = _place(root) / name
   files = [*manifest.read(place).files, manifest.FILE_NAME]

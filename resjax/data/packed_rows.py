@@ -19,7 +19,8 @@ _BATCH_BYTES = 1 << 20
 _BATCH_DOCUMENTS = 1024
 
 
-class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # type: ignore[call-arg]
+class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # type:
+ignore[call-arg]
   """Rows {"tokens": int32 [T+1], "bytes": int32} of one corpus, whose records lie in a folder.
 
   T is `seq_len`, and the progress is called with the number of bytes of text packed. Rows as
@@ -93,14 +94,14 @@ def _batches(documents: storage.Records, start: int, stop: int) -> Iterator[list
 
 
 def identity(config: DataConfig, corpus: str, tokenizer: str) -> str:
-  """Returns the fingerprint of the rows of a corpus from those of the corpus and the tokenizer."""
+  """Returns the fingerprint of packed rows, given the fingerprints of corpus and tokenizer."""
   parts = [str(PackedRows.VERSION), corpus, tokenizer, config.seq_len]
-  # Those of the runs of earlier releases are named as these named them.
+  # Rows without a form keep the fingerprints that earlier releases gave them.
   return storage.fingerprint(*parts, *filter(None, [_form(config)]))
 
 
 def _form(config: DataConfig) -> int:
-  """Returns what rows hold, see `storage.row_features`."""
+  """Returns the version of the rows' features, see `storage.row_features`."""
   return storage.ROW_FORM if config.tokenizer.documents else 0
 
 

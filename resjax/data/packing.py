@@ -58,8 +58,8 @@ class RowCutter:
 
     Args:
       documents: the tokens [n] of each document.
-      sizes: the bytes [n + 1] of text that each of them stands for; the last one is what is left
-        behind the tokens, and is counted at the token behind the document. Default: not counted.
+      sizes: the bytes [n + 1] of text that each token stands for. The last number is for text
+        behind the last token; it is counted at the token behind the document. Default: not counted.
     """
     parts, counts = [self._rest], [self._rest_bytes]
     for tokens, size in zip(documents, sizes, strict=False):
@@ -73,7 +73,7 @@ class RowCutter:
     return self._cut(np.concatenate(parts), np.concatenate(counts))
 
   def _add(self, parts: list[np.ndarray], counts: list[np.ndarray], tokens: np.ndarray) -> None:
-    """Adds tokens around a document, of which the first that is a target has what was left."""
+    """Adds tokens around a document; its leftover bytes count at the first that is a target."""
     size = np.zeros(len(tokens), np.int64)
     if len(tokens) and not tokens[0] & GIVEN:
       size[0], self._left = self._left, 0

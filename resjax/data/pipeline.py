@@ -53,7 +53,7 @@ def train_batches(
     synthetic task are its answers.
 
   Raises:
-    ValueError: A row is not in the batch, or the corpora of `config` are not those of `dataset`.
+    ValueError: A row is not in the batch, or `config` and `dataset` have different corpora.
   """
   chosen = _chosen(batch_size, rows)
   weights = {name: corpus.weight for name, corpus in config.corpora}
@@ -72,7 +72,7 @@ def train_batches(
 
 
 class _Batches:
-  """The batches of a stream of rows; batch s has those of rows s·B to s·B + B - 1 at `chosen`."""
+  """The batches of a stream of rows; batch s has, of rows s·B to s·B + B - 1, those at `chosen`."""
 
   def __init__(self, stream: grain.MapDataset, batch_size: int, chosen: Sequence[int]):
     self._stream, self._batch_size, self._chosen = stream, batch_size, chosen
@@ -102,11 +102,12 @@ def evaluation_batches(
     batch_size: the number of rows per batch over all processes; each gets as many batches.
     max_rows: the number of rows to take, evenly spaced over the split; 0 takes all.
     rows: the rows of each batch that this process reads, of 0 to batch_size - 1; None reads all.
-    corpus: of the rows that are taken, those of this corpus are read, or its first one where it has
+    corpus: only the taken rows of this corpus are read, or its first one where it has
       none among them; None: all.
 
   Returns:
-    An iterator over dicts as those of `train_batches`; added rows of padding have segment id 0.
+    An iterator over dicts like the batches of `train_batches`; added rows of padding have segment
+    id 0.
 
   Raises:
     ValueError: The split is not built, max_rows is negative, or a row is not in the batch.
@@ -158,7 +159,7 @@ def _batch_of(dataset: DatasetSummary, rows: Sequence[Mapping[str, np.ndarray]])
 def _with_bytes(row: Mapping[str, np.ndarray], words: Path) -> tuple[np.ndarray, int]:
   """Returns the tokens of a row with their marks, and the bytes of its targets.
 
-  Rows that an earlier release built say neither; there the bytes are those of the tokens.
+  Rows of earlier releases have neither marks nor bytes; then each token's own bytes are counted.
   """
   tokens = row["tokens"]
   if "bytes" in row:

@@ -80,7 +80,7 @@ def _without_mark(head: bytes) -> str:
 
 
 def compression(path: Location) -> str:
-  """Returns what a file is compressed with, one of the values of `ENDINGS`; empty: it is not."""
+  """Returns the compression of a file, one of the values of `ENDINGS`; empty text: none."""
   with locations.open_regular(path) as raw:
     return _compression(_buffered(raw), path)
 
@@ -101,7 +101,7 @@ def _compression(raw: io.BufferedReader, path: Location) -> str:
 
 
 def _is_text(head: bytes) -> bool:
-  """Returns whether the first bytes of a file are those of a text."""
+  """Returns whether the first bytes of a file look like text: UTF-8 without NUL, or a mark."""
   try:
     codecs.getincrementaldecoder("utf-8")().decode(head)
   except UnicodeDecodeError:
@@ -110,7 +110,7 @@ def _is_text(head: bytes) -> bool:
 
 
 class _Changed(io.RawIOBase):
-  """A stream of the bytes that a function returns, which is told how many to return at most."""
+  """A stream of bytes from a function, which is called with the most bytes to return."""
 
   def __init__(self, read: Callable[[int], bytes]):
     self._read = read
@@ -132,7 +132,7 @@ def _buffered(raw: Any) -> io.BufferedReader:
 
 
 def _decompressed(raw: IO[bytes], kind: str, shown: str) -> Callable[[int], bytes]:
-  """Returns a function that reads what a file was before it was compressed."""
+  """Returns a function that reads the decompressed bytes of a file."""
   source: Any
   match kind:
     case "gzip":

@@ -42,11 +42,10 @@ def by_rule(tokenizer: Tokenizer, rule: str = "auto") -> Around:
   """Returns the tokens around a text.
 
   Args:
-    tokenizer: the tokenizer of the model.
-    rule: `auto`: what the rules of a pretrained tokenizer say, with what stood before documents
-      where the model was trained here; in front of the texts of others stands the token that
-      separates documents. `never`: nothing in front. `always`: as `auto`, but
-      where that is nothing, `start_token` in front.
+    tokenizer: the tokenizer of the model. rule: `auto`: the tokens by the rules of a pretrained
+    tokenizer, with what stood before documents where the model was trained here; in front of the
+    texts of others stands the token that separates documents. `never`: nothing in front. `always`:
+    as `auto`, but where that is nothing, `start_token` in front.
 
   Raises:
     ValueError: the rule is unknown.
@@ -67,7 +66,7 @@ def by_rule(tokenizer: Tokenizer, rule: str = "auto") -> Around:
 def before_contexts(tokenizer: Tokenizer, rule: str = "auto") -> tuple[int, ...]:
   """Returns the tokens in front of contexts that are scored, see `by_rule`.
 
-  With `auto` nothing stands in front of those of tokenizers that resjax has learned.
+  With `auto` and a tokenizer that resjax has learned, there are none.
 
   Raises:
     ValueError: the rule is unknown.

@@ -50,7 +50,7 @@ def read_text(path: Location, name: str, piece: int = MAX_PIECE) -> Iterator[Doc
 
 
 def objects(file: IO[bytes], shown: str) -> Iterator[tuple[str, Any]]:
-  """Yields JSON values and their places; see `json_text.values`, also for what is raised."""
+  """Yields JSON values and their places; raises the errors of `json_text.values`."""
   return json_text.values(file, shown, MAX_LINE, _too_long(""))
 
 

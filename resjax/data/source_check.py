@@ -17,12 +17,12 @@ _T = TypeVar("_T")
 
 
 class Finding(NamedTuple):
-  """What is known of one thing that a run needs.
+  """The result of checking one thing that a run needs.
 
   Attributes:
     what: the thing, such as the name of a setting.
-    ok: whether it is there; None: that cannot be told from here.
-    text: what was found, what is wrong and what to do, or why it cannot be told.
+    ok: whether it exists; None: this machine cannot find out.
+    text: what was found; or what is wrong and what to do; or why nothing is known.
   """
 
   what: str

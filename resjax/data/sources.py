@@ -35,7 +35,7 @@ class Source:
     stamps: a JSON-like value that changes when the documents may have changed: names, sizes and
       times of files, or checksums of objects. What the documents are, their text alone decides.
     documents: returns an iterator from the first document on, each time it is called.
-    is_local: whether the stamps are those of files of this machine.
+    is_local: whether the stamps describe files of this machine.
     settled: whether any later change of the documents will show in the stamps.
     look: says which of the files are read, and as what; it opens them when it is called first.
   """
@@ -145,7 +145,7 @@ def _files(corpus: CorpusConfig, settings: SettingNames, split: str | None) -> S
 
 
 def _of_split(found: FoundFiles, split: str, source: str, settings: SettingNames) -> FoundFiles:
-  """Returns the files of a split: those of its folder, else those with its word in their names."""
+  """Returns the files of a split: its folder's, else those with the split's word in their names."""
   inside = [file for file in found.files if file.name.startswith(f"{split}/")]
   chosen = inside or [file for file in found.files if split in _words(file)]
   if found.files and not chosen:

@@ -1,6 +1,6 @@
 """The special tokens that the rules of a pretrained tokenizer put around a text.
 
-They are those of transformers (since its version 5) where it reads the same files: the
+They equal the rules of transformers (since version 5) for the same files: the
 post-processor of tokenizer.json decides, and add_bos_token and add_eos_token of
 tokenizer_config.json, which were made into that file when it was written, are not heeded again.
 """
@@ -88,7 +88,7 @@ def around(model: tokenizers.Tokenizer, files: Mapping[str, str]) -> Around:
 
 
 def _of_post_processor(model: tokenizers.Tokenizer) -> Around:
-  """Returns what the post-processor of a model puts around a text."""
+  """Returns the tokens that the post-processor of a model puts around a text."""
   # Any text that has tokens shows them; some vocabularies know no "a".
   texts = itertools.chain(["a"], model.get_vocab())
   text = next(filter(None, (_encoding(model, text) for text in texts)), None)
@@ -113,7 +113,7 @@ def end(model: tokenizers.Tokenizer, files: Mapping[str, str]) -> int | None:
 
 
 def _named(files: Mapping[str, str]) -> Settings:
-  """Returns what the file of special tokens of older folders says."""
+  """Returns the settings in the special-tokens file of older folders."""
   return typed_json.parse(files.get(_MAP, "{}"), Settings, _MAP)
 
 

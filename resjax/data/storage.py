@@ -94,7 +94,7 @@ def text_features() -> dict[str, Any]:
 class Records:
   """The records of a split, with random access.
 
-  Shards and numbers of records are those of the manifest; what TFDS notes beside them is not read.
+  Shards and numbers of records come from the manifest; what TFDS notes beside them is not read.
   ArrayRecord compares a checksum of each record with the record.
 
   Args:
@@ -140,7 +140,7 @@ class Records:
     """Returns the record with this number, its features by name.
 
     Raises:
-      Damaged: It is not as it was written, or is no row of tokens below V.
+      Damaged: It cannot be decoded, or is no row of tokens below V.
     """
     if not 0 <= index < len(self):
       raise IndexError(f"record {index} of {len(self)}")

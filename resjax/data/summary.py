@@ -109,10 +109,10 @@ def to_json(summary: DatasetSummary) -> str:
 
 
 def read(path: Path) -> StoredSummary:
-  """Returns what the file of a summary holds.
+  """Returns the summary in a file.
 
   Raises:
-    Damaged: It holds no summary, or is not as it was written.
+    Damaged: It holds no summary, or differs from its own digest.
   """
   try:
     found = typed_json.read(path, StoredSummary)

@@ -30,7 +30,7 @@ class SplitPlan:
       dropped.
     dropped: how many were left out by reason: documents that are `duplicate`, `empty` or
       `undecodable`, and files that the source leaves out.
-    text: what the documents are.
+    text: a digest of the documents.
   """
 
   split: np.ndarray
@@ -133,7 +133,8 @@ def _assign(places: np.ndarray, config: DataConfig) -> np.ndarray:
   return split
 
 
-class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # type: ignore[call-arg]
+class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # type:
+ignore[call-arg]
   """Documents {"id", "text"} of one source, in the order of the source.
 
   A build reads the source once to plan the splits, and once more for each split. It fails unless
@@ -206,7 +207,7 @@ def identity(text: TextDigest, config: DataConfig) -> str:
 def digest(
   name: str, source: Source, root: str, progress: storage.Progress = storage.silent
 ) -> TextDigest:
-  """Returns what the documents of a source are; reads them unless they were read before.
+  """Returns the digest of the documents of a source; reads them unless it is stored.
 
   Args:
     name: the name of the corpus.

@@ -39,13 +39,13 @@ class TextDigest:
 
   @property
   def is_whole(self) -> bool:
-    """Whether the blocks are those of the root, which a damaged record does not have."""
+    """Whether the blocks hash to the root; those of a damaged record do not."""
     blocks = self._at(self.level)
     count = -(-self.documents // 2**self.level)
     return len(blocks) == count and _root(blocks, self.documents) == self.root
 
   def first_difference(self, other: "TextDigest") -> tuple[int, int] | None:
-    """Returns the first documents, from and up to but not with, that differ from those of `other`.
+    """Returns the range [first, end) of the first documents that differ between two corpora.
 
     A range has more than one document where the records cannot tell them apart. It may begin at the
     end of either corpus, which has no such document then. None stands for the same text.

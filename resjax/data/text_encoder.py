@@ -143,7 +143,7 @@ def _keep_out(parts: Json, control: frozenset[int], mark: str) -> bool:
 
 
 def _reachable(model: Json, control: frozenset[int]) -> dict[int, str]:
-  """Returns the spellings of the control tokens that a text may become by the vocabulary alone."""
+  """Returns the spellings of control tokens that encoding can produce without special tokens."""
   if isinstance(model["vocab"], list):  # Unigram takes any piece, also that of unknown characters.
     unknown = _unknown(model)
     return _spellings(model, control if unknown is None else control | {unknown})
@@ -164,7 +164,7 @@ def _spellings(model: Json, ids: Collection[int]) -> dict[int, str]:
 
 
 def _unknown(model: Json) -> int | None:
-  """Returns the token of what the vocabulary cannot spell; None: it has none."""
+  """Returns the unknown token of a vocabulary, or None."""
   if isinstance(model["vocab"], list):
     return model.get("unk_id")
   return model["vocab"].get(model.get("unk_token"))

@@ -1,4 +1,4 @@
-"""Tokenizers: BPE learned from the corpora, bytes, those of trained models and of tasks."""
+"""Tokenizers: BPE learned from the corpora, bytes, tokenizers of trained models and of tasks."""
 
 import dataclasses
 import json
@@ -49,11 +49,11 @@ class Tokenizer(Protocol):
     """Returns the tokens of each text, int32."""
 
   def encode_with_bytes(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns the tokens of each text, and how many bytes of the text each of them stands for.
+    """Returns the tokens of each text, and how many bytes of the text each token stands for.
 
     Returns:
-      For each text its tokens [n], int32, and the bytes [n + 1], int64, which sum to those of the
-      text; the last one is what is left behind the tokens.
+      For each text its tokens [n], int32, and the bytes [n + 1], int64, which sum to the
+      length of the text; the last number counts the bytes behind the last token.
     """
 
   def decode(self, ids: Iterable[int]) -> str:

@@ -19,10 +19,10 @@ _VERSION = 1  # Grows when the same config and corpora would give another tokeni
 
 
 class Plan(NamedTuple):
-  """How a tokenizer is made, which is known before there is any text.
+  """How a tokenizer will be made, known before any text is read.
 
   Attributes:
-    identity: returns its fingerprint from those of the corpora.
+    identity: returns its fingerprint, given the fingerprints of the corpora.
     make: makes it from the folders of the records of the corpora; the progress is called with the
       number of bytes of text read.
   """

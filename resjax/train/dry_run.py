@@ -1,4 +1,4 @@
-"""Tells what a run would do, without building data, arrays or files."""
+"""Shows what a run would do, without building data, arrays or files."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ def dry_run(run: Run, console: Console | None = None) -> None:
 def settings(resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
   """Yields the name config.KEY and the value of each setting.
 
-  Of the combinators and of the sets of rules, only the chosen one's settings are told.
+  Only the settings of the chosen combinator and set of sharding rules are included.
   """
   chosen = {
     ("model", "residual"): resolved["model"]["residual"]["name"],
@@ -110,7 +110,7 @@ def _show_step(run: Run, planned: program.Program, console: Console) -> None:
 
 
 def _show_sources(run: Run, console: Console) -> None:
-  """Prints what is known of each corpus, and warns of those without which training would fail."""
+  """Prints what is known of each corpus, with a warning where training would fail."""
   for found in source_check.check(run.data):
     verdict = {True: "", None: "not checked: ", False: "WARNING: training would fail: "}[found.ok]
     line = f"{found.what}: {verdict}{found.text}"

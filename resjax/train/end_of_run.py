@@ -22,7 +22,7 @@ SAMPLE = "sample.txt"  # the text that the model wrote when it was done
 def finish(trainer: Trainer, console: Console) -> TrainingResult:
   """Prints the alignment of a run, a sample, its files and, last, its result; returns it.
 
-  Of a run that was finished before, the files that are there stay as they are.
+  If the run was finished before, its files are left unchanged.
   """
   run, folder = trainer.run, workdir.place(trainer.run.workdir)
   first = jax.process_index() == 0  # the consoles of others are quiet

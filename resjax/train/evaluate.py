@@ -40,9 +40,8 @@ def evaluate(
     layout: says which devices hold which part of a batch.
     around_batch: gives the context in which a batch is evaluated; it may end the evaluation by
       raising.
-    batch_size: the number of rows per step over all devices.
-    max_rows: so many evenly spaced rows of the split are read, and at least one of each corpus; 0:
-      all.
+    batch_size: the number of rows per step over all devices. max_rows: this many evenly spaced rows
+    of the split are read, and at least one of each corpus; 0: all.
 
   Returns:
     A dict with the keys `loss`, `bits_per_byte` and `accuracy`; of several corpora also with

@@ -108,7 +108,7 @@ def _with_system(given: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a user's own config with all options of its combinator, and those of no other.
 
   Raises:
-    ValueError: there is no such combinator, or it cannot be imported; or a section is that of none.
+    ValueError: there is no such combinator, or it cannot be imported; or a section belongs to none.
   """
   residual = given["model"]["residual"]
   name = residual["name"]

@@ -36,7 +36,7 @@ def mfu(flops_per_token: float, tokens_per_second: float, peak_flops: float | No
   flops_per_token · tokens_per_second / peak_flops
 
   Args:
-    flops_per_token: what the model takes forward and backward, without recomputation.
+    flops_per_token: FLOPs of the model, forward and backward, without recomputation.
     tokens_per_second: the rate over all devices.
     peak_flops: the sum over the same devices; None if it is not known.
 

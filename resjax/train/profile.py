@@ -1,4 +1,4 @@
-"""Traces a few steps for xprof, and records what is in device memory at the last of them."""
+"""Traces a few steps for xprof, and records the arrays in device memory at the last of them."""
 
 import contextlib
 import re

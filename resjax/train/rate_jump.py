@@ -20,8 +20,7 @@ _SAME = 5e-3  # a relative difference of rates that the three digits of the line
 def explain(before: Part, run: Run, start: int) -> Iterator[str]:
   """Yields a line where the next step has another learning rate than the last one, unexpectedly.
 
-  Expected is what it would have been with the settings before, and behind their last step the rate
-  of that.
+  The expected rate is that of the earlier settings at this step, or at their last step behind it.
 
   Args:
     before: the part that trained the last step.

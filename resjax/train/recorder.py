@@ -89,7 +89,7 @@ class Recorder:
     self._logger.__exit__(*exc)
 
   def step(self, step: int, values: Metrics) -> None:
-    """Takes the metrics of a step that may still run, and waits for those of the step before."""
+    """Takes the metrics of a step that may still run; waits for and records the previous step's."""
     before, self._pending = self._pending, (step, values)
     self._record(before)
 
@@ -117,7 +117,7 @@ class Recorder:
     self._progress.message(f"step {step}  switch to the next token: {where}")
 
   def account(self, step: int) -> None:
-    """Logs where the time went, just before a checkpoint, so that a restart knows what it repeats.
+    """Logs where the time went, before a checkpoint, so that a restart can tell repeated steps.
 
     Raises:
       ValueError: another process writes the same records.
@@ -128,7 +128,7 @@ class Recorder:
       self._logger.flush()
 
   def doing(self, what: str) -> AbstractContextManager[None]:
-    """Returns the context in which the bar says what is done between steps."""
+    """Returns a context in which the progress bar names the activity between steps."""
     return self._progress.doing(what)
 
   def message(self, text: str) -> None:
@@ -183,7 +183,7 @@ class Recorder:
       raise ValueError(f"step {step} has {problem}; {self._way_back(step)}")
 
   def _way_back(self, step: int) -> str:
-    """Returns what the same command will go on from after a step that ends the run."""
+    """Returns, for a step that ends the run, the checkpoint from which the same command resumes."""
     first, last = f"the checkpoint of step {self._start}", self._checkpoints.last_words()
     if not self._start or self._checkpoints.latest != self._start:
       return last

@@ -41,9 +41,9 @@ class TrainingResult:
 
   @functools.cached_property
   def metrics(self) -> MetricsTable:
-    """The metrics of all its steps, those of earlier processes included."""
+    """The metrics of all steps of the run, including steps of earlier processes."""
     return read_table(self.workdir / METRICS_FILE)
 
   def _repr_html_(self) -> str:
-    """Returns what a notebook shows: where the run lies, and its figures."""
+    """Returns the HTML for a notebook: the folder of the run and its plots."""
     return terminal.notebook_html(repr(self), [plot.read_bytes() for plot in self.plots])

@@ -1,4 +1,4 @@
-"""One page of HTML about a run: what it reached, its curve, switch, sample, time and settings."""
+"""One page of HTML about a run: its result, curve, switch, sample, time and settings."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ def page(folder: Location, base: Mapping[str, Any]) -> str:
 
   Args:
     folder: the folder of the run.
-    base: the settings that its own are compared with, those of configs/base.py.
+    base: the settings of configs/base.py, with which the run's are compared.
 
   Raises:
     ValueError: the folder holds no run, or its record or its metrics are damaged.
@@ -71,7 +71,7 @@ def _reached(record: Record, records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _facts(record: Record, records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-  """Yields names and values of what a run is, as far as its record says."""
+  """Yields facts about a run from its record: name and value."""
   residual = record.config.get("model", {}).get("residual", {})
   yield "residual system", str(residual.get("name"))
   for name, value in (

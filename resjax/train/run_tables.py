@@ -18,7 +18,7 @@ from resjax.train.runs.parents import Parent
 
 
 def model_costs(model: ModelDef, run: Run) -> dict[str, float]:
-  """Returns what a model costs: parameters, bytes of depth state, and training FLOPs per token."""
+  """Returns the costs of a model: parameters, bytes of depth state, training FLOPs per token."""
   combinator = model.combinator
   return {
     "parameters": sum(leaf.size for leaf in model.leaves()),
@@ -29,7 +29,7 @@ def model_costs(model: ModelDef, run: Run) -> dict[str, float]:
 
 
 def show_model(model: ModelDef, run: Run, costs: Mapping[str, float], console: Console) -> None:
-  """Prints every parameter with what the optimizer does with it, and what the model costs."""
+  """Prints every parameter with the optimizer's treatment of it, and the costs of the model."""
   table = terminal.Table("path", title="parameters")
   table.numbers("shape", justify="left")
   table.numbers("size")
@@ -92,7 +92,7 @@ def show_resumption(
     start: the step of the checkpoint that it goes on from.
     parts: its parts so far.
     console: where to print.
-    name: what the lines begin with.
+    name: a prefix of the lines.
   """
   steps, before = run.train.steps, history.at(parts, max(start, 1))
   at_end = "; that is the last one, nothing to train" * (start >= steps)

@@ -1,4 +1,4 @@
-"""The state of training: what it holds, where it lies, and how it begins."""
+"""The state of training: its fields, their places on the mesh, and their initial values."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ class TrainState:
       not.
     params: the parameters, a nested dict of float32 arrays.
     opt_state: the state of the optax transformation.
-    guard: what the step guard remembers.
+    guard: the state of the step guard.
   """
 
   step: Array

@@ -28,10 +28,10 @@ def make_train_step(
   health: HealthConfig | None = None,
   compiler_options: Mapping[str, str] | None = None,
 ) -> Wrapped:
-  """Returns what `step_function` returns, jitted.
+  """Returns the jitted function of `step_function`.
 
-  The old state is donated. The new one is placed on the devices as the old one was, wherever the
-  optimizer's updates are. The arguments are those of `step_function`, and:
+  The old state is donated. The new one has the shardings of the old one, wherever the
+  optimizer's updates are. Takes the arguments of `step_function`, and:
 
   Args:
     compiler_options: options of the compiler, by name; None: none.

@@ -82,10 +82,10 @@ def lifted(tree: PyTree, runs: int) -> PyTree:
 def train(runs: Sequence[Run], console: Console | None = None) -> None:
   """Trains runs to their last step in one program, each from its newest checkpoint.
 
-  Folders, records and checkpoints are those of single runs. The account of the time is that of the
-  process, and the tokens per second of a run are its share. Runs whose newest checkpoints are of
-  other steps, as after a kill, train in a program of their own. A run that its guard ends does not
-  end the others.
+  Folders, records and checkpoints are the same as of single runs. The account of the time is that
+  of the process, and the tokens per second of a run are its share. Runs whose newest checkpoints
+  are of other steps, as after a kill, train in a program of their own. A run that its guard ends
+  does not end the others.
 
   Args:
     runs: the runs, which differ in `same_program.FREE` alone.

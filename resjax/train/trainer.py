@@ -1,4 +1,4 @@
-"""A run in progress: its steps, and what is done after them."""
+"""A run in progress: its steps, and evaluation and checkpoints after them."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ class Trainer:
     ledger: counts the time of the run.
 
   Attributes:
-    costs: what the model costs, see `run_tables.model_costs`.
+    costs: the costs of the model, see `run_tables.model_costs`.
     other_steps: the compiled step of evaluation, and that of the alignment where it is measured.
     start: the step of the checkpoint that the run goes on from; None: there is none.
     inheritance: says which parameters came from `origin`; None: there is no origin.
@@ -188,7 +188,7 @@ class Trainer:
       workdir.write(folder, self.run, self.dataset, self.costs, self._born, after=after)
 
   def _due(self, step: int) -> list[str]:
-    """Returns what is measured after a step: `validation`, `alignment`, both or neither.
+    """Returns which measurements are due after a step: `validation`, `alignment`, both or neither.
 
     The names of the metrics begin with these words and a slash.
     """

@@ -1,4 +1,4 @@
-"""Batches of a synthetic task: targets are its answers, all of them or those of one level."""
+"""Batches of a synthetic task: targets are its answers, of all levels or of one."""
 
 from collections.abc import Iterator
 

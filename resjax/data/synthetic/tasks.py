@@ -75,7 +75,7 @@ class Task(abc.ABC):
 
   @abc.abstractmethod
   def answers(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what is to be answered after each symbol, and how difficult that is.
+    """Returns the correct answer after each symbol, and its level of difficulty.
 
     Args:
       documents: [B, length] symbols.

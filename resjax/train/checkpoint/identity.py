@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its run, its step, and what the run began with."""
+"""What a checkpoint says of itself: its run, its step, and the parent of the run."""
 
 import dataclasses
 import json
@@ -51,11 +51,11 @@ class Identity:
 
 
 def of(checkpoint: epath.PathLike) -> Identity:
-  """Returns what a checkpoint says of itself.
+  """Returns the identity in the manifest of a checkpoint.
 
   Raises:
-    Damaged: its manifest is missing, or is not as it was written.
-    ValueError: a fact is no fact of a checkpoint.
+    Damaged: its manifest is missing or damaged.
+    ValueError: a fact of the manifest is unknown or has another type.
   """
   folder = absolute(checkpoint)
   facts = manifest.read(folder).facts
@@ -63,7 +63,7 @@ def of(checkpoint: epath.PathLike) -> Identity:
 
 
 def misplaced(checkpoint: epath.PathLike, run: str | None) -> Identity | None:
-  """Returns what a checkpoint says of itself where its name or place says otherwise, else None.
+  """Returns a checkpoint's identity if it contradicts its folder's name or the run, else None.
 
   Args:
     checkpoint: the folder of the checkpoint.

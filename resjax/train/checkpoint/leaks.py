@@ -17,7 +17,7 @@ def stop_counting_bytes() -> None:
 
 
 def give_back_freed_memory() -> None:
-  """Returns to the system what was freed, where the allocator is that of glibc.
+  """Returns freed memory to the system, where the allocator is glibc's.
 
   The threads that write checkpoints have heaps of their own, which glibc does not shrink: the
   process would grow by 45 KB a save.

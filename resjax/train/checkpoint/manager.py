@@ -26,7 +26,7 @@ from resjax.train.checkpoint.reader import ARRAYS, compare, saved_steps
 from resjax.train.checkpoint.schedule import SaveSchedule
 
 _UNREADABLE = "unreadable-"  # the prefix of the name of a checkpoint that could not be opened
-_NUMBERS = itertools.count()  # of the saves of this process; those of the others have the same
+_NUMBERS = itertools.count()  # of the saves of this process; all processes count alike
 _NEVER = 10**10  # seconds
 _EXPLODED = 1e19  # the square of a parameter from here on is no fp32 number
 
@@ -139,7 +139,7 @@ class Checkpoints:
     return max(saved_steps(self.folder), default=None)
 
   def last_words(self) -> str:
-    """Returns in words what the next process will go on from, when everything is on disk."""
+    """Returns in words the checkpoint that the next process will start from, once it is on disk."""
     self._settle()
     if self.latest is None:
       return "no checkpoint is there, so the same command starts anew"
@@ -194,7 +194,7 @@ class Checkpoints:
     """Returns when everything is on disk.
 
     Raises:
-      ValueError: the last save failed, or what it wrote cannot be opened.
+      ValueError: the last save failed, or its checkpoint cannot be opened.
     """
     if self._saving is None:
       return
@@ -242,7 +242,7 @@ class Checkpoints:
       raise Unreadable(problem)
 
   def _opening_problem(self, step: int) -> str | None:
-    """Completes the manifest of a checkpoint and opens it; returns what is wrong with it."""
+    """Completes the manifest of a checkpoint and opens it; returns a reason if that fails."""
     folder, start = self.folder / str(step), time.perf_counter()
     try:
       manifest.write(folder, self._facts())

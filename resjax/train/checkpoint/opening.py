@@ -21,13 +21,13 @@ _DATA_FILE = re.compile(r"ocdbt\.process_\d+/d/\w+")  # the name of a data file 
 def check(checkpoint: LiteralPath) -> None:
   """Opens a checkpoint whose manifest is written; one process alone may do so.
 
-  It is found among those of its folder, files have the sizes of the manifest, what is JSON can be
+  Its folder lists it, files have the sizes of the manifest, JSON files can be
   parsed, arrays have the dtypes and shapes that were saved, all of their chunks have keys, and data
   files are as large as the values that these have there.
 
   Raises:
-    Damaged: something is missing, or is not as it was saved.
-    Exception: whatever TensorStore raises for what it cannot open.
+    Damaged: something is missing or damaged.
+    Exception: an error of TensorStore, which cannot open an array.
   """
   if checkpoint.name not in map(str, reader.saved_steps(checkpoint.parent)):
     raise Damaged("it is not among the finished ones of its folder")

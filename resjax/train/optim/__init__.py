@@ -1,4 +1,4 @@
-"""The optimizer: its settings, its learning rate, and what it does with each parameter.
+"""The optimizer: its settings, its learning rate, and how it treats each parameter.
 
 from resjax.train.optim import OptimizerConfig, make_optimizer
 

@@ -14,7 +14,7 @@ from resjax.train.optim.config import OptimizerConfig
 from resjax.train.optim.schedules import schedule
 from resjax.train.optim.table import SAME_SIZE, Scaling, column
 
-# The last two axes are those of the matrix; the matrices of the layers are orthogonalised apart.
+# The last two axes span a matrix; the matrices of layers are orthogonalised separately.
 _STACKED = MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
 _MUON_RMS = 0.2
 

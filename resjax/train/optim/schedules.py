@@ -45,7 +45,7 @@ def schedule(
 
 
 def warmup_steps(config: OptimizerConfig, steps: int) -> int:
-  """Returns the number of steps of the warm-up: those of the config, or as many as a run has room.
+  """Returns the steps of the warm-up: the config's, or fewer if the run is too short for them.
 
   A run that is made shorter than its warm-up, to try it out, warms up until the final decay of wsd,
   or until its end.

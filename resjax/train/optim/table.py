@@ -30,7 +30,7 @@ SAME_SIZE = Scaling()
 
 
 class ParameterRow(NamedTuple):
-  """A parameter, and what the optimizer does with it.
+  """A parameter, and how the optimizer treats it.
 
   Attributes:
     path: its path, such as layers/attention/q_proj/kernel.
@@ -59,10 +59,10 @@ def parameter_rows(
   """Returns a row for each parameter, in the order of their paths.
 
   `update` is muon, with config.optim.name=muon, for a parameter that is named `kernel` and lies
-  under `layers`: stacked matrices [L, d_in, d_out], without those of `norm_gates`, which are of low
-  rank. It is adam for all others: embeddings, output head, norms, biases, and the combinator. With
-  a `scaling`, those of the latter that lie under `layers` have adam_layers, whose eps is divided by
-  m ℓ.
+  under `layers`: stacked matrices [L, d_in, d_out], except the matrices of `norm_gates`, which are
+  of low rank. It is adam for all others: embeddings, output head, norms, biases, and the
+  combinator. With a `scaling`, those of the latter that lie under `layers` have adam_layers, whose
+  eps is divided by m ℓ.
 
   `decayed` are the parameters that are named `kernel` or `embedding`, and those of the combinator
   that `decayed_combinator_paths` names.

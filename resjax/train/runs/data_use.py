@@ -55,7 +55,7 @@ class Use:
 
 
 def find(root: str, places: Iterable[Location]) -> Use:
-  """Returns what lies under a root, and which of the runs below some folders use it.
+  """Returns the built data under a root, and which runs below some folders use them.
 
   Args:
     root: a local `DataConfig.root`.
@@ -126,7 +126,7 @@ def _local(root: str) -> Path:
 
 
 def _users(here: Path, places: Iterable[Location]) -> tuple[dict[str, list[str]], list[str]]:
-  """Returns the folders of runs by the fingerprint of their data, and what is not known of some."""
+  """Returns the folders of runs by the fingerprint of their data, and problems with some runs."""
   users: dict[str, list[str]] = {}
   unknown = []
   for folder in _workdirs(here, places):
@@ -170,7 +170,7 @@ def _workdirs(here: Path, places: Iterable[Location]) -> Iterator[Location]:
 
 
 def _leads_nowhere(place: Location) -> bool:
-  """Returns whether a path is a link to what is not there, as on a disk that is not mounted."""
+  """Returns whether a path is a dangling link, as to a disk that is not mounted."""
   return locations.is_local(place) and Path(place).is_symlink() and not Path(place).exists()
 
 

@@ -34,7 +34,7 @@ class Environment:
     git: the commit of the source of resjax, with `-dirty` if files were changed; None outside git.
     devices: the kind of each device.
     command: the words of the command, secrets left out.
-    variables: the environment variables that change what a program computes, where they are set.
+    variables: the environment variables that are set and change what a program computes.
   """
 
   packages: dict[str, str | None] = dataclasses.field(default_factory=dict)

@@ -19,9 +19,9 @@ class Part:
 
   Attributes:
     first_step: the number of the first of them; the next part begins where they end.
-    settings: the values of settings by dotted name: all that count, or those alone in which the
-      parts of the run differ.
-    environment: what they were computed by.
+    settings: the values of settings by dotted name: all, or only those in which the parts of the
+      run differ.
+    environment: software, hardware and variables that computed them.
   """
 
   first_step: Annotated[int, msgspec.Meta(ge=1)]
@@ -56,7 +56,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def continued(parts: Sequence[Part], now: Part) -> list[Part]:
-  """Returns the parts of a run that goes on with `now`, whose first step says what is left of them.
+  """Returns the parts of a run that continues with `now`; parts from its first step on are dropped.
 
   Where nothing changed, the last part goes on.
   """
@@ -94,8 +94,8 @@ def whole(parts: Sequence[Part], config: Mapping[str, Any]) -> list[Part]:
 def changes(before: Part, now: Part) -> list[Change]:
   """Returns what differs between two parts, settings first; commands are not compared.
 
-  Of other sharding rules the name alone is given, and nothing of what the record of the first part
-  does not know, as those of earlier releases may not.
+  Where the set of sharding rules changed, only its name is returned. Facts that the first part has
+  no record of, because of an earlier release, are left out.
   """
   old, new = before.settings, now.settings
   names = [name for name in {**old, **new} if old.get(name, _ABSENT) != new.get(name, _ABSENT)]

@@ -113,10 +113,10 @@ def _inheritance(
 
 
 def _norms(theirs: Shapes, model: ModelDef) -> dict[str, str]:
-  """Returns the paths of gains of RMS norms that a combinator takes the place of.
+  """Returns the paths of the parent's RMS norm gains that a combinator replaces.
 
-  They are those of the parent, by site, and by OUTPUT for the final norm; a parent without final
-  norm has a combinator of that kind itself.
+  Keys are sites, and OUTPUT for the final norm. There are none if the parent has no final norm:
+  then its own combinator replaced it.
   """
   if model.combinator.final_norm or model.config.norm != "rmsnorm":
     return {}
@@ -133,7 +133,7 @@ def _from_norms(combinator: Combinator, gains: Mapping[str, Array]) -> dict[str,
 
 
 def match(theirs: Shapes, ours: Shapes, norms: Mapping[str, str] | None = None) -> Inheritance:
-  """Matches the parameters of a model with those of its parent, by path.
+  """Matches the parameters of a model with its parent's, by path.
 
   The pre-norm of a view, layers/norms/SITE/q|k|v/..., is taken from that of x where the parent does
   not have it.
@@ -217,7 +217,7 @@ def _is_function(key: str) -> bool:
 
 
 def _x_norm(path: str) -> str:
-  """Returns the path of the pre-norm of x instead of that of q, k or v; other paths as they are."""
+  """Returns the path of x's pre-norm for the pre-norm of q, k or v; other paths unchanged."""
   parts = path.split("/")
   if parts[:2] == ["layers", "norms"] and parts[3] in ("q", "k", "v"):
     parts[3] = "x"

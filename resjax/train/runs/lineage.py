@@ -1,4 +1,4 @@
-"""Who a run is: the random name that it gets at its first start, and what it began with."""
+"""Who a run is: the random name that it gets at its first start, and its parent."""
 
 import contextlib
 import dataclasses
@@ -38,9 +38,9 @@ def find(folder: Location, run: Run, origin: Parent | None) -> dict[str, Any]:
 
 
 def _check_none_is_lost(folder: Location) -> None:
-  """Raises ValueError if a folder without a record has checkpoints that say of which run they are.
+  """Raises ValueError if a folder without a record has checkpoints that name their run.
 
-  A new name would make them those of another run, and no setting would be compared with its start.
+  A new record would claim them for another run, and no setting would be compared.
   """
   for step in reversed(reader.saved_steps(folder / "checkpoints")):
     checkpoint = folder / "checkpoints" / str(step)
@@ -54,5 +54,5 @@ def _check_none_is_lost(folder: Location) -> None:
 
 
 def record(found: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what the record of a run keeps of what `find` found."""
+  """Returns the part of the result of `find` that the record of a run stores."""
   return {key: found[key] for key in ("run", "parent")}

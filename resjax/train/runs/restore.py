@@ -51,12 +51,12 @@ class Saved:
 
   @property
   def title(self) -> str:
-    """The run and the step in words, for tables; what the checkpoint says of itself counts."""
+    """The run and the step in words, for tables, by the checkpoint's own manifest."""
     other = self.misplaced()
     return f"{self.workdir.name}, {other or f'step {self.step}'}"
 
   def misplaced(self) -> Identity | None:
-    """Returns what the checkpoint says of itself if it is not what its path says, else None."""
+    """Returns the checkpoint's identity if it contradicts its path, else None."""
     recorded = None
     if (self.workdir / workdir.RECORD).exists():
       recorded = workdir.read(self.workdir).lineage
@@ -87,7 +87,7 @@ def find(path: str, setting: str) -> Saved:
 
 
 def read_newest(path: str, setting: str, read: Callable[[Saved], Found]) -> Found:
-  """Returns what is read of the checkpoint that a setting names.
+  """Returns the result of reading the checkpoint that a setting names.
 
   Where the trainer of a workdir deletes it meanwhile, the next newest one is read.
 
@@ -122,11 +122,11 @@ def restore_model(run: Run, saved: Saved) -> TrainedModel:
   """Returns the model of a run; the run may be going on.
 
   Args:
-    run: what `resjax.train.experiment.load` returns; the parameters go where its layout puts them.
-    saved: what `find` returns.
+    run: the result of `resjax.train.experiment.load`; its layout places the parameters.
+    saved: the result of `find`.
 
   Raises:
-    ValueError: the checkpoint is damaged, or the sizes of the run are not those of its parameters.
+    ValueError: the checkpoint is damaged, or its parameters do not have the sizes of the run.
   """
   _check_sizes(run, saved)
   announce(saved)
@@ -138,7 +138,7 @@ def restore_model(run: Run, saved: Saved) -> TrainedModel:
 
 
 def _check_sizes(run: Run, saved: Saved) -> None:
-  """Raises ValueError if the layers or the width of a run are not those of its checkpoint.
+  """Raises ValueError if a checkpoint does not have the layers and width of the run.
 
   The record of a run may claim any size; a decoder of that size is not even traced.
   """

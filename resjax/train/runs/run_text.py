@@ -48,7 +48,7 @@ def explain(folder: Location, data: DataConfig, now: Mapping[str, TextDigest | N
 
 
 def advice(folder: Location, data: DataConfig, fingerprint: str) -> str:
-  """Returns what the user can do about data that are not those that the run in a folder had."""
+  """Returns advice for a user whose data differ from the data of the run in a folder."""
   anew = "choose another config.workdir to start anew"
   found = _summary(data, fingerprint)
   if found is None and not (folder / FILE_NAME).exists():  # of a release without manifests, too
@@ -70,7 +70,7 @@ def advice(folder: Location, data: DataConfig, fingerprint: str) -> str:
 
 
 def have_no_manifest(data: DataConfig, fingerprint: str) -> bool:
-  """Returns whether data are there that a release before manifests built, as the root says."""
+  """Returns whether the root has data of a release before manifests, by its summary."""
   found = _summary(data, fingerprint)
   return found is not None and not all(_has_manifest(data, name) for name in found.names)
 
@@ -125,7 +125,7 @@ class _Summary:
 
 
 def _summary(data: DataConfig, fingerprint: str) -> _Summary | None:
-  """Returns what the summary of built data names; None where there is none that can be read."""
+  """Returns the summary of built data; None if there is none that can be read."""
   path = mirror.fetch_file(data.root, f"summary-{fingerprint}.json")
   try:
     return typed_json.read(path, _Summary) if path else None

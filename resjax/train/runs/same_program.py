@@ -32,7 +32,7 @@ def check(configs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def groups(configs: Sequence[Mapping[str, Any]], most: int) -> list[list[int]]:
-  """Returns the indices of configs that differ in `FREE` alone, in groups of at most so many.
+  """Groups the indices of configs that differ in `FREE` alone, at most `most` in a group.
 
   The group of an earlier config comes first.
   """

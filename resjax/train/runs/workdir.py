@@ -58,11 +58,11 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True)
 class Lineage:
-  """Who a run is.
+  """The identity of a run: its name and its parent.
 
   Attributes:
     run: the random name that it got at its first start.
-    parent: what it began with, see `resjax.train.checkpoint.identity.Identity`.
+    parent: the origin of its first parameters, see `resjax.train.checkpoint.identity.Identity`.
   """
 
   run: RunId
@@ -210,7 +210,7 @@ def check_data(
 
 
 def check_rows(folder: Location, run: Run, dataset: DatasetSummary) -> None:
-  """Checks that the rows of a run are those of the data that were built for it.
+  """Checks that built data have the same rows as the run in a folder.
 
   Raises:
     ValueError: the folder holds a run with other rows.
@@ -234,8 +234,8 @@ def _other_data(
 def as_begun(run: Run) -> Run:
   """Returns a run with documents like those of the run that its folder holds.
 
-  It may be of a release without `config.data.tokenizer.documents`; a setting other than the default
-  stays.
+  That run may be from a release without `config.data.tokenizer.documents`, which had other
+  defaults. A setting other than today's default is kept.
 
   Raises:
     ValueError: the record of the folder is damaged.
@@ -255,7 +255,7 @@ def as_begun(run: Run) -> Run:
 
 
 def _decisive(found: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns an identity without the places of texts and tokenizer: what is there has a digest."""
+  """Returns an identity without the paths of texts and tokenizer, whose digests it has."""
   data = msgspec.convert(found, _Places)
   weights = {f"config.data.corpora.{name}.weight": corpus.weight for name, corpus in data.corpora}
   tokenizer = {key: value for key, value in data.tokenizer.items() if key != "folder"}
@@ -310,8 +310,8 @@ def write(
 ) -> None:
   """Writes the record of a run whose settings hold from the step behind `after` on.
 
-  Steps behind it that were trained before are not those of the run any more: they were after its
-  newest checkpoint. The arguments are those of `begin`.
+  Steps behind `after` that were trained earlier are dropped from the record: no checkpoint has
+  them. Takes the arguments of `begin`.
   """
   old = begun(folder)
   now = Part(after + 1, history.settings(run.resolved), environment.current())
@@ -386,7 +386,7 @@ def identity(run: Run) -> dict[str, Any]:
 
 
 def model_identity(decoder: DecoderConfig) -> dict[str, Any]:
-  """Returns the settings that decide the function of a decoder, without those of its data."""
+  """Returns the settings that decide the function of a decoder, except settings of its data."""
   model = dataclasses.asdict(decoder)
   residual = model.pop("residual")
   model["residual.name"] = residual["name"]
