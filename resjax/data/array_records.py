@@ -39,8 +39,7 @@ def _ordered(record: bytes) -> bytes:
   return tf_example_pb2.Example.FromString(record).SerializeToString(deterministic=True)
 
 
-class ArrayRecordBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):  # type:
-ignore[call-arg]
+class ArrayRecordBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
   """A TFDS builder that writes ArrayRecord files shard by shard, in order, without TensorFlow.
 
   `GeneratorBasedBuilder` holds a whole split in memory and spills through TensorFlow above 1 GB;

@@ -19,8 +19,7 @@ _BATCH_BYTES = 1 << 20
 _BATCH_DOCUMENTS = 1024
 
 
-class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # type:
-ignore[call-arg]
+class PackedRows(array_records.ArrayRecordBuilder, skip_registration=True):  # type: ignore[call-arg]
   """Rows {"tokens": int32 [T+1], "bytes": int32} of one corpus, whose records lie in a folder.
 
   T is `seq_len`, and the progress is called with the number of bytes of text packed. Rows as

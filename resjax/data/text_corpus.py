@@ -133,8 +133,7 @@ def _assign(places: np.ndarray, config: DataConfig) -> np.ndarray:
   return split
 
 
-class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # type:
-ignore[call-arg]
+class TextCorpus(array_records.ArrayRecordBuilder, skip_registration=True):  # type: ignore[call-arg]
   """Documents {"id", "text"} of one source, in the order of the source.
 
   A build reads the source once to plan the splits, and once more for each split. It fails unless

@@ -159,10 +159,13 @@ def judge(
 
 def _is_spike(config: HealthConfig, taken: Array, history: Array, value: Array) -> Array:
   """Returns whether a value is far above the values of the last steps that were taken."""
-  filled = jnp.minimum(taken, config.spike_window) age = (taken - 1 - jnp.arange(MAX_SPIKE_WINDOW))
-  % MAX_SPIKE_WINDOW inside = age < filled mean = jnp.mean(history, where=inside) deviation =
-  jnp.std(history, mean=mean, where=inside)  # type: ignore[call-arg]  # newer stubs only limit =
-  mean + config.spike_sigma * deviation return (2 * filled >= config.spike_window) & (value > limit)
+  filled = jnp.minimum(taken, config.spike_window)
+  age = (taken - 1 - jnp.arange(MAX_SPIKE_WINDOW)) % MAX_SPIKE_WINDOW
+  inside = age < filled
+  mean = jnp.mean(history, where=inside)
+  deviation = jnp.std(history, mean=mean, where=inside)  # type: ignore[call-arg]  # newer stubs only
+  limit = mean + config.spike_sigma * deviation
+  return (2 * filled >= config.spike_window) & (value > limit)
 
 
 def is_masked(leaf: Any) -> bool:
