@@ -21,7 +21,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def in_use(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the settings of a config by their dotted names, as JSON has them, where they count.
+  """Returns the JSON values of the settings in use, by dotted name.
 
   The options of residual systems and of sharding rules that are not chosen are left out.
   """
@@ -78,7 +78,7 @@ def add_system(residual: ConfigDict, name: str) -> None:
 def add_section(residual: ConfigDict, key: str) -> None:
   """Adds the options of the combinator whose section a user names, see `add_system`.
 
-  A section that is there stays as it is if it is that of a class from outside.
+  An existing section of a class from outside resjax is left unchanged.
 
   Raises:
     ValueError: there is no such section.
@@ -96,8 +96,8 @@ def add_sections(config: Any, names: Iterable[str]) -> None:
 
   Args:
     config: the config, which is changed; it may be locked.
-    names: the names of settings, such as `model.residual.gate.granularity`; others than those of
-      combinators count for nothing.
+    names: the names of settings, such as `model.residual.gate.granularity`; settings of other
+      sections are ignored.
 
   Raises:
     ValueError: there is no such combinator.
@@ -114,11 +114,11 @@ def add_corpora(config: Any, names: Iterable[str]) -> None:
 
   Args:
     config: the config, which is changed; it may be locked.
-    names: the names of settings, such as `data.corpora.code.source`; others than those of corpora
-      count for nothing.
+    names: the names of settings, such as `data.corpora.code.source`; settings of other sections
+      are ignored.
 
   Raises:
-    ValueError: a setting is that of a corpus that is not there, and that gets no source.
+    ValueError: a setting belongs to a corpus that does not exist and gets no source.
   """
   corpora = _section_of(config, "data", "corpora")
   parts = [name.split(".") for name in names if name.startswith("data.corpora.")]

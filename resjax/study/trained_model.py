@@ -26,7 +26,8 @@ class TrainedModel:
     name: the name of the model, for titles and results.
     decoder: the decoder with its parameters, sharded or not.
     tokenizer: its tokenizer; the embedding may have more rows than this has tokens.
-    seq_len: T, the most inputs of a row that it is measured on, such as those of its training.
+    seq_len: T, the most inputs of a row that it is measured on, such as the length of its training
+      rows.
     bos: whether something stands in front of texts, one of `resjax.data.prefix.RULES`.
     pretrained: whether each text stands between the tokens that the rules of its tokenizer put
       around it; otherwise texts are packed as in training, with the `documents` of the tokenizer
@@ -54,7 +55,7 @@ class TrainedModel:
 
   @property
   def around(self) -> Around | None:
-    """The tokens around each text; None: those of training, in whose way texts are packed."""
+    """The tokens around each text; None: texts are packed as in training."""
     ruled = self.pretrained or self.bos == "never"
     return prefix.by_rule(self.tokenizer, self.bos) if ruled else None
 

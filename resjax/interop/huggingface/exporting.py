@@ -55,10 +55,10 @@ def export(
   """Writes a decoder as a Hugging Face folder, as a whole or not at all.
 
   The folder holds config.json, generation_config.json, model.safetensors (or shards and their
-  index), a model card, and the files of the tokenizer; those of a pretrained one stay as they were.
-  Where no family of transformers computes what the decoder does, it holds the source of a model
-  that does, which transformers runs with trust_remote_code=True. Beside the decoder the host holds
-  one shard.
+  index), a model card, and the files of the tokenizer; files of a pretrained one are left
+  unchanged. Where no family of transformers computes what the decoder does, it holds the source of
+  a model that does, which transformers runs with trust_remote_code=True. Beside the decoder the
+  host holds one shard.
 
   Args:
     decoder: the model, all of which this process must hold.
@@ -103,7 +103,7 @@ def export(
 
 @contextlib.contextmanager
 def _partial(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Gives an empty folder beside another one, without what a killed export left there."""
+  """Gives an empty folder beside another one; leftovers of a killed export are removed."""
   partial = folder.parent / f".{folder.name}.partial"
   locations.remove(partial)
   try:

@@ -1,4 +1,4 @@
-"""The README.md of a folder: what the model is, where it comes from, how it is loaded."""
+"""The README.md of a folder: description, origin and loading of the model."""
 
 from collections.abc import Mapping
 
@@ -44,7 +44,7 @@ def model_card(
 
   Args:
     config: of the decoder.
-    facts: what is known of its training, by name.
+    facts: facts about its training, by name.
     modeling: the file that computes the model; empty where transformers has its code.
     num_parameters: how many numbers the tensors hold.
     dtype: of the tensors.

@@ -109,7 +109,7 @@ def rope_fields(ropes: Sequence[LayerRope]) -> dict[str, Any]:
 
 
 def shortest_pattern(values: Sequence[Any]) -> tuple[Any, ...]:
-  """Returns the shortest run of values that, repeated, gives those of all layers."""
+  """Returns the shortest sequence of values that, repeated, gives the values of all layers."""
   for period in range(1, len(values)):
     if all(value == values[i % period] for i, value in enumerate(values)):
       return tuple(values[:period])

@@ -187,7 +187,7 @@ def _weight_map(folder: pathlib.Path) -> dict[str, pathlib.Path] | None:
 
 
 def _other_format(folder: pathlib.Path) -> str:
-  """Returns what a folder without the files of a model has, and what to do about it."""
+  """Returns a remark on the format of a folder without model files, with a remedy."""
   names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
   for pattern, remedy in _OTHER_FORMATS.items():
     if found := fnmatch.filter(names, pattern):

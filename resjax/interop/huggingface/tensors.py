@@ -16,9 +16,9 @@ class Part:
   """The place of a parameter in a tensor that holds several, side by side along their last axis.
 
   Attributes:
-    index: the number of the parameter among those of the tensor.
-    widths: how many values of each of them lie side by side, until all begin anew: all that there
-      are, or those of a head if the parameters alternate from head to head.
+    index: the position of the parameter within the tensor.
+    widths: for each parameter of the tensor, its number of adjacent values before the next one
+      follows: all of its values, or those of one head if the parameters alternate between heads.
   """
 
   index: int
@@ -105,9 +105,9 @@ class Tensor:
     return slice_of((*rest, last))
 
   def _place(self, part: Part, config: DecoderConfig) -> tuple[int, int, int]:
-    """Returns how many values lie before those of the parameter, how many it has, and how many all.
+    """Returns the offset of the parameter in a period, its number of values, and the period.
 
-    These are the numbers until all parameters of the tensor begin anew.
+    A period has one group of adjacent values of every parameter of the tensor.
     """
     widths = part.widths(config)
     return sum(widths[: part.index]), widths[part.index], sum(widths)
@@ -118,7 +118,7 @@ class TensorNames(Protocol):
 
   @property
   def tensors(self) -> tuple[Tensor, ...]:
-    """The tensors that a model may have, those of its embeddings among them."""
+    """The tensors that a model may have, including its embeddings."""
     ...
 
   @property

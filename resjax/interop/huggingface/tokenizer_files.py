@@ -25,7 +25,7 @@ def generation_settings(tokenizer: Tokenizer | None) -> dict[str, object]:
 
 
 def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, str]:
-  """Returns the files of a tokenizer by name; those of a pretrained one stay as they were."""
+  """Returns the files of a tokenizer by name; files of a pretrained one are unchanged."""
   if tokenizer is None:
     return {}
   if isinstance(tokenizer, PretrainedTokenizer):

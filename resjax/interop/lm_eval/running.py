@@ -32,7 +32,7 @@ def run_tasks(
   """Returns the results of lm-evaluation-harness for some tasks.
 
   In several processes all of them call this with the same arguments; process 0 alone runs the
-  harness and reads data sets, and the others take part in what it computes.
+  harness and reads data sets, and the others take part in its computations.
 
   Args:
     model: the model; its `seq_len` is the most tokens of a row, and its `bos` says whether texts
@@ -72,7 +72,7 @@ def run_tasks(
 def _evaluated(
   harness: LanguageModel, folder: str | os.PathLike | None, options: dict[str, Any]
 ) -> dict[str, Any]:
-  """Returns what the harness finds, and what was counted."""
+  """Returns the results of the harness, with counts."""
   manager = _manager(options["tasks"], folder)
   # The harness would fork this process for its bootstrap, which JAX's threads do not survive.
   os.environ["DISABLE_MULTIPROC"] = "1"
@@ -87,7 +87,7 @@ def _evaluated(
 def _manager(
   tasks: Sequence[str | dict[str, Any]], folder: str | os.PathLike | None
 ) -> TaskManager:
-  """Returns what knows the tasks: those of the folder if it has all of them, else all there are.
+  """Returns a manager of the tasks in the folder if all are there, else of all tasks.
 
   Raises:
     ValueError: a name is unknown.
@@ -122,9 +122,9 @@ def _check_yaml(place: Path) -> None:
 
 @contextlib.contextmanager
 def _naming_files(manager: TaskManager, tasks: Sequence[str | dict[str, Any]]) -> Iterator[None]:
-  """Turns what goes wrong in the files of tasks into a ValueError that names file and line.
+  """Turns errors in the files of tasks into a ValueError that names file and line.
 
-  What goes wrong in the model stays as it is, and so does what says itself which file is missing.
+  Errors of the model are not changed, nor errors that name a missing file themselves.
   """
   try:
     yield

@@ -97,8 +97,8 @@ class TaskTokenizer:
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of tokens, without special ones.
 
-    As in the `hf` backend of the harness, what they go on with is not known, unlike in
-    `continuation.text_behind`: some tokenizers leave out a space in front of them.
+    As in the `hf` backend of the harness, and unlike `continuation.text_behind`, the text before
+    them is not known: some tokenizers leave out a space in front of them.
     """
     return self._model.decode(list(ids), skip_special_tokens=True)
 
@@ -201,7 +201,7 @@ def _template(text: str) -> jinja2.Template:
 
 
 class _Generation(jinja2.ext.Extension):
-  """The tag around what a model says in a chat, which matters in training alone."""
+  """The tag around a model's turns in a chat, which matters only in training."""
 
   tags = {"generation"}  # noqa: RUF012
 

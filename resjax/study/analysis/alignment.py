@@ -198,7 +198,7 @@ class _StoredGroup:
   standard_errors: dict[str, Values] = dataclasses.field(default_factory=dict)
 
   def group(self, places: int) -> Group:
-    """Returns the group, whose metrics have a value for each of so many depth positions."""
+    """Returns the group, after checking that its metrics have one value per depth position."""
     for name, values in (*self.metrics.items(), *self.standard_errors.items()):
       if len(values) != places:
         raise ValueError(f"{name} has {len(values)} values for {places} positions")

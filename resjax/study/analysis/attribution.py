@@ -213,7 +213,7 @@ def _weights_depend(name: str) -> str:
 
 
 def _check(decoder: Decoder, found: Attribution, change: float) -> None:
-  """Raises a ValueError unless the parts are those of a linear read that adds up to the logit."""
+  """Raises a ValueError unless the last read is linear and its parts add up to the logit."""
   name = decoder.config.residual.name
   if not change <= _LINEAR:
     raise ValueError(_weights_depend(name))

@@ -22,7 +22,7 @@ def output(decoder: Decoder, rows: Rows, of_writes: Array, of_heads: Array | Non
   Args:
     decoder: the model.
     rows: the prompt.
-    of_writes: what is added to the scale of each write, which is one [P, B, T, D].
+    of_writes: added to the scale of each write, which is 1 otherwise [P, B, T, D].
     of_heads: the same for the heads of each layer [L, H]; None: nothing.
   """
   changed = with_path(decoder, FrozenPath(decoder.combinator, of_writes))
@@ -41,7 +41,7 @@ class FrozenPath(WrappedPath):
 
   Args:
     inner: the combinator of the model.
-    scales: what is added to the scale of each write, which is one [P, B, T, D].
+    scales: added to the scale of each write, which is 1 otherwise [P, B, T, D].
   """
 
   def __init__(self, inner: Combinator, scales: Array):

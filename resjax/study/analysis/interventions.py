@@ -1,4 +1,4 @@
-"""Measures what a trained model loses when its residual path is attenuated, without training."""
+"""Measures the loss of a trained model when its residual path is attenuated, without training."""
 
 import dataclasses
 import functools
@@ -113,7 +113,7 @@ def _chosen(
 def _evaluation(decoder: Decoder, text: MeasuredText) -> Callable[[np.ndarray | None], float]:
   """Returns a function from factors [L, sites] to the loss of a text in nats per token.
 
-  For None it evaluates the decoder as it is, in a program of its own: compilers round bfloat16 at
+  For None it evaluates the unchanged decoder, in a program of its own: compilers round bfloat16 at
   other places where a program has factors.
   """
   layout = decoder.layout

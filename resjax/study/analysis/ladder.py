@@ -105,7 +105,7 @@ def _short(value: float) -> str:
 
 
 def save(comparison: Comparison, path: Location) -> None:
-  """Writes all numbers of a comparison as JSON, with null for what is infinite."""
+  """Writes all numbers of a comparison as JSON, with null for infinite ones."""
   law = dataclasses.asdict(comparison.law)
   law["sensitivity"] = comparison.law.sensitivity.tolist()
   arms = {}

@@ -95,7 +95,7 @@ def make_probe_step(
 class Meter:
   """Measures decoders that differ in their arrays alone on one text, all with one program.
 
-  The arguments are those of `measure`, except for two: `decoder` has the structure of the decoders,
+  Takes the arguments of `measure`, except for two: `decoder` has the structure of the decoders,
   and its arrays may be abstract; `step` is the result of `make_probe_step` for the same config and
   seed, compiled or not, or None for a step that takes the `nnx.State` of a decoder.
 

@@ -60,7 +60,7 @@ class Patching:
   patched_all: np.ndarray
 
   def recovered(self, difference: np.ndarray) -> np.ndarray:
-    """Returns the share of the difference between both prompts that is there: 0 none, 1 all.
+    """Returns the recovered share of the difference between both prompts: 0 none, 1 all.
 
     It is NaN where both prompts have the same logit difference.
     """
@@ -77,7 +77,7 @@ def patch(
   every: str = "layer",
   progress: Progress = lambda done, total: None,
 ) -> Patching:
-  """Replaces the states of a corrupted prompt by those of a clean one, one after another.
+  """Replaces states of a corrupted prompt by the states of a clean one, one after another.
 
   It needs as many rows of T tokens as there are depth positions times tokens, and the memory of the
   states of 32 rows at all depths.
@@ -197,7 +197,7 @@ class _PatchedPath(WrappedPath):
   Args:
     inner: the combinator of the model.
     tokens: the tokens whose states are replaced, by row [B, T].
-    places: the depth position behind which they are, by row [B].
+    places: the depth position of the replaced states, by row [B].
     axes: for each depth position, and each array of its state, the axes of rows and of tokens.
   """
 
@@ -207,14 +207,12 @@ class _PatchedPath(WrappedPath):
     self._axes = nnx.static(axes)
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:
-    """See `Combinator.init`."""
     return self._patched(super().init(x, tokens), 0)
 
   def write(
     self, state: PyTree, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
   ) -> PyTree:  # fmt: skip
-    """See `Combinator.write`."""
     after = super().write(state, layer, site, out, normed=normed, tape=tape)
     return self._patched(after, self._position(layer, site))
 

@@ -47,7 +47,7 @@ Marks = Sequence[tuple[float, str]]
 
 
 def plain(text: str) -> str:
-  """Returns a text such that matplotlib draws it as it is, where `$` would begin a formula."""
+  """Returns a text that matplotlib draws literally, with `$` escaped."""
   return drawable(text).replace("$", r"\$")
 
 
@@ -202,7 +202,7 @@ def save(figure: Figure, path: Location, *, titles: bool = False, keep: bool = F
     figure: the figure; its texts with the gid `TITLE` are shown with `titles` alone.
     path: the place of the PNG file, beside which the others stand; links there are replaced.
     titles: whether the title is part of the figure.
-    keep: whether files that are there stay as they are.
+    keep: whether existing files are left unchanged.
   """
   if not titles:
     hide_title(figure)

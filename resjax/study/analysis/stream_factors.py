@@ -71,7 +71,7 @@ class StreamFactors:
 
 @dataclasses.dataclass(frozen=True)
 class StoredFactors:
-  """Factors as JSON has them, see `StreamFactors`."""
+  """`StreamFactors` in the form in which JSON stores them."""
 
   sites: tuple[str, ...]
   means: list[Values]

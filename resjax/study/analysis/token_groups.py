@@ -74,9 +74,9 @@ def group_weights(batch: Candidates, deciles: Array | None) -> Array:
 def frequency_deciles(counts: np.ndarray) -> np.ndarray:
   """Returns the decile of each token by its frequency, from 0 for the most frequent, int32 [V].
 
-  Each decile has about a tenth of all occurrences. All occurrences are put in order, those of more
-  frequent tokens first and of equally frequent ones the lower number first; the decile in which the
-  middle occurrence of a token lies is its decile. The counts are [V].
+  Each decile has about a tenth of all occurrences. Occurrences are ordered by the frequency of
+  their token, most frequent first, then by its number; the decile of a token is that of its middle
+  occurrence. The counts are [V].
   """
   order = np.argsort(-counts.astype(np.int64), kind="stable")
   ordered = counts[order].astype(np.float64)

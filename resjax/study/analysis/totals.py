@@ -25,7 +25,7 @@ _LOG_RANKS = tuple(PER_TOKEN.index(f"{name}_log_rank") for name in ("next", "inp
 
 
 class RowSums(NamedTuple):
-  """Sums over rows of what the mean of a metric and its standard error need, [..., G] each.
+  """Sums over rows for the mean of a metric and its standard error, [..., G] each.
 
   Attributes:
     values: Σ s, where s is the sum of the metric over the tokens of a row.
@@ -107,7 +107,7 @@ class Totals:
     level: float,
     seed: int,
   ) -> Alignment:
-    """Returns the alignment of a model; the options are those of `switch_layer`."""
+    """Returns the alignment of a model; takes the options of `switch_layer`."""
     options = {"num_bootstrap": num_bootstrap, "level": level, "seed": seed}
     tokens = np.concatenate(self._tokens, axis=-1)
     used = tokens[0] > 0  # Rows that fill up the last batch have no tokens.

@@ -1,4 +1,4 @@
-"""A residual path that does what another one does, for those that watch it or step in."""
+"""A residual path that delegates to another one, as a base class for observing or changing it."""
 
 import dataclasses
 from typing import Any

@@ -15,7 +15,7 @@ class Convention:
     kind: `documents`: each alone; `last word`: that of each document, given the rest; `stream`: all
       documents in one; `tokens`: a file of tokens, as a stream; `domains`: a folder of several
       texts, each of which is scored as documents.
-    says: what is done, in one line.
+    says: a description in one line.
     fields: the names of the field with the text, the first that is there; --data_field replaces it.
     split: the split of a folder or of TFDS that is read where none is named.
   """

@@ -113,7 +113,7 @@ def core(
   Raises:
     ValueError: a file is missing, or damaged.
 
-  Source: Li et al. 2024, arXiv:2406.11794. Order, examples and scoring are those of nanochat
+  Source: Li et al. 2024, arXiv:2406.11794. Order, examples and scoring equal nanochat's
   (core_eval.py), with which published figures can be compared.
   """
   scorer = Scorer(model.decoder, max_length=model.seq_len, batch_size=batch_size)

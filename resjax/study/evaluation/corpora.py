@@ -1,4 +1,4 @@
-"""The texts that models are scored on: what a user names, and the documents behind it."""
+"""The texts that models are scored on: names that a user gives, and their documents."""
 
 import dataclasses
 import glob
@@ -33,7 +33,7 @@ _MARKS = re.compile(r"\n?(_START_(ARTICLE|SECTION|PARAGRAPH)_|_NEWLINE_)\n?")
 
 
 class Text(NamedTuple):
-  """A document as it is scored.
+  """A document to be scored.
 
   Attributes:
     id: its name in its corpus.
@@ -145,7 +145,7 @@ class Corpus:
     return source.place[-1]
 
   def _split(self) -> str | None:
-    """Returns the split to read; a folder that holds several ones must be told apart."""
+    """Returns the split to read; None: there is only one. A folder with several needs a setting."""
     if self.split is not None:
       return None if self.split.startswith("hash:") else self.split
     if self.place == sources.STDLIB:
@@ -278,5 +278,5 @@ def _rows(source: Source, documents: Iterator[Document]) -> Iterator[str]:
 
 
 def _bare(rows: Iterator[str]) -> Iterator[str]:
-  """Yields rows as Hugging Face's data set has them, where lines without text are empty."""
+  """Yields rows like Hugging Face's data set, in which lines of white space are empty."""
   return (row if row.strip() else "" for row in rows)

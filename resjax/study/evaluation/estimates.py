@@ -104,7 +104,7 @@ def resampled(table: np.ndarray, name: str) -> np.ndarray | None:
 
 
 def estimate(values: tuple[float, np.ndarray | None]) -> Estimate:
-  """Returns a figure and its standard error, given the figure and those of the resamples."""
+  """Returns a figure with its standard error, given the figure and its values on resamples."""
   value, drawn = values
   return Estimate(float(value), None if drawn is None else _deviation(drawn))
 

@@ -27,7 +27,7 @@ class Generator:
     programs: the buckets and options that have been run, each of which was compiled once.
 
   Raises:
-    ValueError: the model has no rows of so many tokens.
+    ValueError: the model's rows are too short for the tokens.
   """
 
   def __init__(self, model: Decoder, *, max_length: int, batch_size: int = 8):

@@ -27,7 +27,7 @@ class Lockstep:
     self._functions = functions
 
   def call(self, name: str, *arguments: Any) -> Any:
-    """Returns what a function returns; called in process 0 by the work that is given to `lead`."""
+    """Calls a function in all processes; for the work of `lead`, which runs in process 0."""
     if processes.active():
       _message((name, arguments))
     return self._functions[name](*arguments)

@@ -51,8 +51,8 @@ def to_json(
   """Returns all figures as JSON, in which a number that is not finite is null.
 
   Args:
-    report: what was found.
-    models: what `describe` returns of each model.
+    report: the figures.
+    models: the result of `describe` for each model.
     settings: the settings of the command, and versions.
     tasks: results of the harness, a value for each model.
   """

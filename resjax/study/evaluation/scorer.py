@@ -41,7 +41,7 @@ class Scores:
 
   @property
   def log_prob(self) -> float:
-    """The logarithm of the probability of all of them, summed in float64."""
+    """The logarithm of the probability of all targets together, summed in float64."""
     return float(np.sum(self.log_probs, dtype=np.float64))
 
 
@@ -115,7 +115,7 @@ class Scorer:
     return [scores for scores in found if scores is not None]
 
   def bucket(self, length: int) -> int:
-    """Returns the number of tokens in the rows of the bucket for rows of so many inputs."""
+    """Returns the row length in tokens of the bucket that fits rows of `length` inputs."""
     shards = self.layout.num_shards("tokens")
     return -(-fitting(length, self._sizes) // shards) * shards
 

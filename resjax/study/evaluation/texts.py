@@ -110,7 +110,7 @@ def perplexity(
     corpora: the texts, see `resjax.study.evaluation.corpora.parse`.
     stride: S, by how many tokens windows advance; default: `seq_len`, so they are disjoint.
     batch_size: the number of rows of `seq_len` tokens at a time.
-    limit: so many documents (or windows of streams) of each text are scored; 0: all.
+    limit: at most this many documents (or windows of streams) of each text are scored; 0: all.
 
   Raises:
     ValueError: a text or a size does not fit.
@@ -133,7 +133,7 @@ def measure(
   limit: int = 0,
   progress: Callable[[str, int], None] = lambda name, tokens: None,
 ) -> Iterator[Measured]:
-  """Yields what a model makes of each text; see `perplexity`.
+  """Yields the measurements of a model on each text; see `perplexity`.
 
   The progress is called with the name of the text and the number of targets that are scored.
   """
@@ -217,7 +217,7 @@ def _add_positions(
 
 
 def summarise(measured: Sequence[Measured]) -> Report:
-  """Returns the figures of what was measured, with macro averages and paired differences."""
+  """Returns the figures of all measurements, with macro averages and paired differences."""
   drawn = {(one.model, one.corpus.name): one.drawn() for one in measured}
   ids = {(one.model, one.corpus.name): list(one.ids) for one in measured}
   models = list(dict.fromkeys(one.model for one in measured))

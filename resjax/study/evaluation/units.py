@@ -1,4 +1,4 @@
-"""Documents and streams as rows of tokens with what they are counted by."""
+"""Documents and streams as rows of tokens, with the units in which their loss is reported."""
 
 import dataclasses
 import itertools
@@ -149,7 +149,7 @@ def encode_pairs(
 
 
 def _tokens(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
-  """Returns the tokens of a file, once it is known that they are those of the tokenizer."""
+  """Returns the tokens of a file, after checking that they fit the tokenizer."""
   read = {"nanogpt": token_files.read_nanogpt, "llmc": token_files.read_llmc}[corpus.convention]
   path = corpus.file()
   tokens, shown = read(path, _MOST_TOKENS[corpus.convention]), corpus_files.spelled(path)
@@ -169,7 +169,7 @@ def _tokens(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _stream_units(tokens: np.ndarray, sizes: np.ndarray, width: int, stride: int) -> Iterator[Unit]:
-  """Yields the windows of a stream, whose tokens [n] stand for so many bytes [n] of text."""
+  """Yields the windows of a stream of tokens [n], which stand for `sizes` [n] bytes of text."""
   for number, (row, first) in enumerate(windows(tokens, width, stride, full_last=False)):
     start = number * stride
     size = int(sizes[start + first : start + len(row)].sum())

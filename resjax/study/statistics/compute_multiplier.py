@@ -65,7 +65,7 @@ class Ladder:
     return np.asarray(self.tokens_per_second, float) * self._price(currency)
 
   def _price(self, currency: str) -> np.ndarray:
-    """Returns what a token costs on each rung."""
+    """Returns the cost of a token on each rung."""
     if currency not in CURRENCIES:
       raise ValueError(f"currency={currency!r} is not known; allowed: {', '.join(CURRENCIES)}")
     if currency == "tokens":
@@ -242,7 +242,7 @@ def _multiplier(
 
 
 def verdict(found: Sequence[Multiplier], compute: Sequence[float] | np.ndarray) -> tuple[bool, str]:
-  """Returns whether an arm may be said to save compute, and the claim or what is against it.
+  """Returns whether an arm may be said to save compute, and the claim or the objection.
 
   It may if S is above 1 on every rung and does not fall: the slope of log S over log C, with its
   standard error added, is not below 0. What it saves is 1 − 1/S of the largest rung.

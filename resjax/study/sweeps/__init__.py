@@ -1,4 +1,4 @@
-"""Several runs and what is concluded from them: plans, results, tables, pages.
+"""Several runs and the conclusions from them: plans, results, tables, pages.
 
 from resjax.study.sweeps import expand
 

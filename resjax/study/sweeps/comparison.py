@@ -15,7 +15,7 @@ _ERROR = 0.05  # the rate of false findings
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """What the finished runs of an arm reached, and what they cost.
+  """The results and costs of the finished runs of an arm.
 
   Attributes:
     seeds: how many seeds are finished.
@@ -51,8 +51,8 @@ class Row:
     verdict: `better` or `worse` (adjusted p < 0.05), `equal` within the margin (two one-sided
       tests at 0.05), `undecided`, or `diverged`: the arm is not ranked.
     memory_ratio: the memory of the arm's training step over that of the reference.
-    flops_ratio: the training FLOPs per token over those of the reference.
-    speed_ratio: the tokens per second over those of the reference; None unless both had the same
+    flops_ratio: the training FLOPs per token, divided by the reference's.
+    speed_ratio: the tokens per second, divided by the reference's; None unless both had the same
       devices for themselves.
   """
 
@@ -77,7 +77,7 @@ class Comparison:
     exploratory: why its findings need a test on new seeds; none: the plan came first.
     planned: the planned contrasts.
     afterwards: the other arms against the baseline, to be tested on new seeds.
-    deviations: where the runs are not those of the plan.
+    deviations: where the runs deviate from the plan.
     tuned: for each arm the values that tuning found.
     deviation: the pooled standard deviation of a paired difference; None with one seed.
     detectable: the smallest difference that such a sweep finds in 80 of 100 cases: tested alone,
@@ -115,7 +115,7 @@ def read(path: Location) -> Comparison:
 
 
 def make(plan: Plan, results: Sequence[Result], *, alone: bool = False) -> Comparison:
-  """Returns what the runs of a sweep show.
+  """Compares the arms of a sweep by its results.
 
   Args:
     plan: the plan of the sweep.

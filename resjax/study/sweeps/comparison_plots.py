@@ -71,7 +71,7 @@ def differences(comparison: Comparison, title: str) -> Figure | None:
 def curves(results: Sequence[Result], metric: str, title: str) -> Figure | None:
   """Draws the metric of every arm over tokens, with bands of 95 % intervals.
 
-  Intervals are those of each arm's own mean. What seeds shift alike does not show in them, so that
+  Each interval is for the arm's own mean. Shifts by a seed that all arms share widen it, so that
   differences may be certain where intervals overlap.
 
   Args:

@@ -11,7 +11,7 @@ from resjax.study.sweeps.plan import Plan
 
 
 def show_plan(plan: Plan, effects: tuple[float, float] | None, console: Console) -> None:
-  """Prints what a sweep asks, and what it can show.
+  """Prints the questions of a sweep, and the smallest effects that it can show.
 
   Args:
     plan: the plan.
@@ -42,7 +42,7 @@ def _contrasts(plan: Plan) -> str:
 
 
 def show(comparison: Comparison, console: Console) -> None:
-  """Prints what a sweep shows: the planned contrasts, the others, and deviations from the plan."""
+  """Prints the results of a sweep: planned contrasts, others, and deviations from the plan."""
   for reason in comparison.exploratory:
     terminal.say(console, f"exploratory: {reason}")
   _block(f"planned contrasts in {comparison.metric}", comparison.planned, comparison, console)
@@ -114,7 +114,7 @@ def _found(row: Row) -> list[str]:
 
 
 def in_words(row: Row, metric: str) -> str:
-  """Returns what was found about a contrast, in a sentence without its names."""
+  """Returns the result of a contrast in a sentence, without the names of its arms."""
   d = row.difference
   if d is None:
     return row.verdict

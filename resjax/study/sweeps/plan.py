@@ -1,4 +1,4 @@
-"""The plan of a sweep: what it asks, written down before the first run."""
+"""The plan of a sweep: its questions, written down before the first run."""
 
 import dataclasses
 import datetime
@@ -78,7 +78,7 @@ class Questions:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """An arm as it was planned.
+  """An arm of the plan.
 
   Attributes:
     overrides: the settings that tell it from the others.
@@ -109,7 +109,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What `plan.json` says.
+  """The content of `plan.json`.
 
   Attributes:
     questions: what the sweep file asks, its contrasts written out.
@@ -304,7 +304,7 @@ def write(folder: Location, plan: Plan) -> None:
 
 
 def exploratory(plan: Plan, begun: Mapping[str, float]) -> list[str]:
-  """Returns in words why what a sweep found needs a test on new seeds; nothing if it does not.
+  """Returns reasons why the results of a sweep need a test on new seeds; empty if none do.
 
   Args:
     plan: its plan.

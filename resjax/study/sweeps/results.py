@@ -1,4 +1,4 @@
-"""What the records of a sweep's runs say: how far each came, and what it reached at which cost."""
+"""What the records of a sweep's runs say: progress, metrics and costs of each."""
 
 import dataclasses
 import statistics
@@ -164,7 +164,7 @@ def _status(
 
 
 def speed(records: plots.Records) -> float | None:
-  """Returns the median of a run's tokens per second; None if it never had a program alone."""
+  """Returns the median of a run's tokens per second; None if it always ran with others."""
   found = measured_alone(records, "time/tokens_per_second")
   return statistics.median(found) if found else None
 

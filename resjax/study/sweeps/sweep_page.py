@@ -44,7 +44,7 @@ def page(folder: Location) -> str:
 
 
 def _answers(found: _File, name: str) -> Iterator[str]:
-  """Yields a sentence about what is done, and one for each of the first contrasts."""
+  """Yields a sentence about the finished runs, and one for each of the first contrasts."""
   rows = _rows(found.comparison)
   if not rows:
     yield parts.answer(name, _best(found.runs))

@@ -125,7 +125,7 @@ def figure(results: Sequence[Result], curves: tuple[str, str] | None, title: str
 
 
 def _panels(done: Sequence[Result]) -> dict[str, dict[str, list[float]]]:
-  """Returns what the panels show: for each arm a result of each of its seeds, or one cost."""
+  """Returns the data of the panels: for each arm a result per seed, or one cost."""
   panels: dict[str, dict[str, list[float]]] = {}
   for label, key in _PANELS.items():
     arms = panels.setdefault(label, {})

@@ -44,7 +44,7 @@ def state(
     arm: the name of the arm.
     overrides: its overrides.
     tuning: the grid.
-    score: tells what a run reached.
+    score: returns the score of a run.
 
   Raises:
     ValueError: a setting is no positive number, no run gave a score, or the best factor is still

@@ -1,4 +1,4 @@
-"""What a family of models is, and what the families share."""
+"""Model families: the class, and functions that families share."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -82,7 +82,7 @@ def write_bias(config: DecoderConfig) -> dict[str, Any]:
 
 
 def read_layers(settings: Settings, **sizes: Any) -> dict[str, Any]:
-  """Returns sizes, MLP and biases: all but rotation and windows, where layers are those of Llama.
+  """Returns the settings of Llama's layers: sizes, MLP and biases, without rotation and windows.
 
   `sizes` is for a file that does not have them, see `read_sizes`.
   """

@@ -26,7 +26,7 @@ _HEAD = re.compile(r"# (options|free|rename): (.*)\n")
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-  """What the first lines of the template of a combinator say.
+  """The header of the template of a combinator.
 
   Attributes:
     options: the options that the code knows.
@@ -79,7 +79,7 @@ def template(name: str) -> Template:
 
 
 def class_name(name: str) -> str:
-  """Returns what the names of a combinator's classes begin with, such as ResjaxAttnRes."""
+  """Returns the prefix of the names of a combinator's classes, such as ResjaxAttnRes."""
   return "Resjax" + "".join(word.capitalize() for word in name.split("_"))
 
 
@@ -133,7 +133,7 @@ def _module(path: str) -> _Module:
 
 
 def _behind_its_bases(path: str) -> list[str]:
-  """Returns the path of a module behind those of the shared ones that it imports, and they do."""
+  """Returns the path of a module, behind the paths of all shared modules that it depends on."""
   shared = [module[1:] for module, _ in _module(path).imports if module.startswith(".shared/")]
   paths = [base for module in shared for base in _behind_its_bases(module)]
   return [*dict.fromkeys(paths), path]

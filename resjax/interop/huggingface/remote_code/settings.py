@@ -49,7 +49,7 @@ def obstacles(config: DecoderConfig) -> list[str]:
 
 
 def parts(config: DecoderConfig) -> tuple[str, ...]:
-  """Returns what the layers of a decoder have besides attention and MLP, see `files`."""
+  """Returns the names of the parts of layers besides attention and MLP, see `files`."""
   there = {
     "views": normed_views(config, abstract_combinator(config))["attention"] != ("x",),
     "parallel": config.parallel,
@@ -76,10 +76,10 @@ def check(config: DecoderConfig) -> None:
 
 
 def settings(config: DecoderConfig) -> dict[str, Any]:
-  """Returns all settings of config.json but those of tokens and of the dtype of tensors.
+  """Returns all settings of config.json, except for tokens and the dtype of tensors.
 
-  Beside what the code reads, it holds the record of the whole config, from which the decoder is
-  made again.
+  Beside the settings that the code reads, there is a record of the whole config, from which
+  `read_settings` rebuilds it.
 
   Raises:
     ValueError: the code does not express the decoder.

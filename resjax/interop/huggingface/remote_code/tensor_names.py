@@ -37,10 +37,10 @@ _PLACES = (
 
 
 def _parts(config: DecoderConfig) -> dict[str, dict[str, tuple]]:
-  """Returns the parameters of a combinator that several tensors hold.
+  """Returns, for parameters of a combinator that are split over several tensors, those tensors.
 
-  For each tensor there is its name, and the index of its part in the parameter. The names are those
-  of Kimi K3: a query is a projection to one number.
+  For each tensor there is its name, and the index of its part in the parameter. The names follow
+  Kimi K3, where a query is a projection to one number.
   """
   if config.residual.name != "block_attn_res":
     return {}

@@ -131,7 +131,7 @@ class Attention(nn.Module):
     return self.o_proj(out.reshape(query.shape))
 
   def heads(self, angles: tuple | None, cache: Cache | None, *qkv: Tensor) -> tuple[Tensor, ...]:
-    """Returns normalised and rotated heads [B, H, T, C], and those of earlier tokens."""
+    """Returns normalised and rotated heads [B, H, T, C], with heads of earlier tokens."""
     query, key, value = qkv
     if self.config.qk_norm == "heads":
       query, key = self.q_norm(query), self.k_norm(key)
@@ -147,7 +147,7 @@ class Attention(nn.Module):
 
   #: if values
   def mixed(self, mix: Callable, cache: Cache | None, *heads: Tensor) -> tuple[Tensor, ...]:
-    """Returns heads whose values are mixed with others, and those of earlier tokens."""
+    """Returns heads with mixed values, and with heads of earlier tokens."""
     query, key, value = heads
     value = mix(query, key, value)
     if cache is not None:
@@ -289,7 +289,7 @@ class NormGate(nn.Module):
 class ShortAttention(Attention):
   """Causal attention over the last few tokens, with heads of its own.
 
-  With a cache their keys and values are kept in further layers of it, behind those of attention.
+  With a cache their keys and values are kept in further layers of it, behind attention's.
   """
 
   def __init__(self, config: ResjaxConfig, layer_idx: int):

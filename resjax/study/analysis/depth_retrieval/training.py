@@ -1,4 +1,4 @@
-"""Training bare combinators to give back what a layer wrote: all tasks and seeds in one program."""
+"""Training bare combinators to retrieve earlier outputs: all tasks and seeds in one program."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A page of HTML about what was measured, with its figures and tables.
+"""A page of HTML about measurements of models, with figures and tables.
 
 from resjax.study.analysis.report import page
 

@@ -60,7 +60,7 @@ class Trajectory:
     title: the title of the figure.
     unit: the label of the vertical axis.
     curves: the lines of the figure.
-    meaning: the text below the figure, which says what it shows.
+    meaning: the text below the figure, which explains it.
     setup: sets the scale and the limits of the vertical axis.
     control: whether the shuffled target is drawn too.
   """

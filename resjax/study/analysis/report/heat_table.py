@@ -253,7 +253,7 @@ def _text(**more: Any) -> dict[str, Any]:
 
 
 def fitted(word: str, letters: int) -> str:
-  """Returns a word as it can be drawn; if it has more than so many letters, it ends in `…`.
+  """Returns a drawable form of a word, cut with `…` to at most `letters` letters.
 
   U+ and a number stand for a letter that the font lacks or that runs from right to left.
   """

@@ -29,7 +29,7 @@ def fill(title: str, lead: str, sections: Iterable[str]) -> str:
 
 
 def answer(subject: str, words: str) -> str:
-  """Returns a sentence at the top of a page, which says what was found about a subject."""
+  """Returns a sentence for the top of a page: a result about a subject."""
   said = _NUMBERS.sub(r'<span class="whole">\g<0></span>', escape(words))
   return f'<p class="answer"><strong>{escape(subject)}</strong>: {said}.</p>'
 
@@ -60,7 +60,7 @@ def framed(
   """Returns a table in a frame of its own from rows that are HTML.
 
   Args:
-    label: what the frame is called.
+    label: the name of the frame.
     headings: the names of the columns.
     rows: the rows.
     right: the columns whose headings stand at the right.
@@ -98,8 +98,8 @@ def figure(
     name: its id on the page.
     drawn: the figure, whose title is hidden from now on.
     title: its title.
-    caption: a text about what it shows.
-    note: what readers who do not see the figure are told besides.
+    caption: a text that explains it.
+    note: further text for readers who do not see the figure.
     wide: whether it needs more room than a panel.
   """
   kind = ' class="wide"' if wide else ""

@@ -38,7 +38,7 @@ def lens(found: Comparison, positions: Sequence[DepthPosition], subtitle: str) -
 
 
 def attribution(found: Attribution, subtitle: str) -> Figure:
-  """Draws the part of every site as a bar, and those of the heads as a map."""
+  """Draws the part of every site as a bar, and the parts of heads as a map."""
   note = f"logit {found.logit:.3f}; bias of the final norm {found.bias:+.3f}"
   height = max(4.0, 1.6 + 0.17 * len(found.positions))
   made, axes = panels.panel("Parts of a logit", subtitle, size=(7.6, height), note=note)

@@ -27,7 +27,7 @@ class Drawn:
     name: the name of its file, without ending.
     figure: the figure.
     title: its title.
-    caption: a text about what it shows.
+    caption: a text that explains it.
     note: the model, the corpus and the number of tokens, for readers who do not see the figure.
     wide: whether it needs more room than a panel.
   """

@@ -8,8 +8,8 @@ from ..shared.attenuated import AttenuatedStream
 class Residual(AttenuatedStream):
   """x ← α x + f(x), where α is residual_alpha at the sites that cut, and 1 elsewhere.
 
-  They are those of residual_cut_sites, or all if it is empty, in the layers of residual_layers, of
-  which negative ones count from the end.
+  The sites that cut are residual_cut_sites, or all if it is empty, in the layers residual_layers,
+  where negative numbers count from the end.
   """
 
   def __init__(self, config: ResjaxConfig, model: nn.Module):

@@ -53,7 +53,7 @@ class Residual(ResidualBase):
     return sum(terms).to(x.dtype), past
 
   def compress(self, state: Any, number: int, mix: Tensor, taps: Tensor | None) -> Tensor:
-    """Returns what is read of X [B, T, D], with past tokens of their own for each number."""
+    """Returns the read of X [B, T, D]; each number has past tokens of its own."""
     x, past = state
     if taps is None:
       return (mix[:, None].float() * x.float()).sum(1).to(x.dtype)

@@ -52,7 +52,7 @@ class Residual(ResidualBase):
     return [*kept, (branch + stream).to(out.dtype)]
 
   def added(self, state: list[Tensor], layer: int, site: int) -> Tensor | float:
-    """Returns what is added to the newest stream."""
+    """Returns the term that is added to the newest stream."""
     if not self.previous:
       return low_rank(state[-1], self.down[layer, site], self.up[layer, site]) if self.maps else 0.0
     sublayer, streams = layer * self.num_sites + site, state[::-1]

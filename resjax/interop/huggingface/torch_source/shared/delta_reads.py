@@ -48,7 +48,7 @@ class DeltaReads(ResidualBase):
     return logit.sigmoid()
 
   def sources(self, state: Any, layer: int, site: int) -> list[Tensor]:
-    """Returns what a site reads."""
+    """Returns the sources of a site's read."""
     sources, x = state[:2]
     if not self.null_source:
       return sources

@@ -5,9 +5,9 @@ from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
 
 class PastTokens:
-  """What short convolutions over tokens need of the tokens before those of a call.
+  """The tokens before a call that short convolutions over tokens need.
 
-  With a cache they are kept in further layers of it, behind those of attention, which hold the last
+  With a cache they are kept in further layers of it, behind attention's, which hold the last
   taps − 1 tokens. Positions tell where a row of text begins: nothing before it is looked at.
   """
 
