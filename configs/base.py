@@ -137,18 +137,18 @@ def mup() -> dict:
 
 
 def rope_scaling() -> dict:
-  """Stretches the wavelengths of RoPE for rows longer than those of pretraining."""
+  """Stretches the wavelengths of RoPE for rows longer than in pretraining."""
   return {
     "kind": "none",  # none | linear | llama3 (by wavelength) | yarn | longrope
     "factor": 1.0,  # the factor of the wavelengths
-    "low_freq_factor": 1.0,  # llama3: up to so many turns in a row the whole factor counts
-    "high_freq_factor": 4.0,  # llama3: above so many turns no factor counts
+    "low_freq_factor": 1.0,  # llama3: up to this many turns in a row the whole factor counts
+    "high_freq_factor": 4.0,  # llama3: above this many turns no factor counts
     "original_max_positions": 0,  # llama3, yarn, longrope: tokens of a row in pretraining
-    "beta_fast": 32.0,  # yarn: above so many turns no factor counts
-    "beta_slow": 1.0,  # yarn: up to so many turns in a row the whole factor counts
+    "beta_fast": 32.0,  # yarn: above this many turns no factor counts
+    "beta_slow": 1.0,  # yarn: up to this many turns in a row the whole factor counts
     "truncate": True,  # yarn: round where these two limits lie
     "attention_factor": 0.0,  # yarn, longrope: multiplies what is rotated; 0: by factor
-    "short_factors": (),  # longrope: of each wavelength, in rows as long as those of pretraining
+    "short_factors": (),  # longrope: of each wavelength, in rows no longer than in pretraining
     "long_factors": (),  # longrope: of each wavelength, in longer rows
   }
 
@@ -285,7 +285,7 @@ def health() -> dict:
     "max_update": 4.0,  # a run ends when an update is this many times the parameters; 0: never
     "spike_window": 128,  # how many earlier steps a step's loss and gradient norm are held against
     "spike_sigma": 0.0,  # skip steps above their mean + spike_sigma · std; 0: none; 6 is usual
-    "max_skipped": 10,  # the run ends after so many skipped steps in a row
+    "max_skipped": 10,  # the run ends after this many skipped steps in a row
     "watchdog_seconds": 600.0,  # after so long without progress all stacks are written; 0: never
   }
 
@@ -296,7 +296,7 @@ def checkpoint() -> dict:
     "every": 200,  # steps; 0: never by steps
     "minutes": 0.0,  # since the last one, by the clock of process 0; 0: never by time
     "keep_last": 2,  # how many of the newest ones stay
-    "keep_every": 0,  # those of every so many steps are never deleted; 0: none
+    "keep_every": 0,  # checkpoints at multiples of this step are never deleted; 0: none
     "verify": True,  # compare what is read with the checksums of what was saved
     "strict": False,  # if the newest one is damaged: True: fail; False: take the one before it
   }

@@ -5,7 +5,7 @@ The argument is a Hugging Face folder, or the workdir of a run or a checkpoint i
   resjax train --config=finetune:FOLDER --config.model.residual.name=gate \
     --config.data.corpora.stdlib.source=TEXT
 
-Model and tokenizer are those of the folder; with a run, corpora and row length are the run's too.
+Model and tokenizer come from the folder; with a run, corpora and row length are the run's too.
 A folder that resjax exported with code goes on with its own combinator unless another is given.
 A combinator that is neutral at init (gate, attn_res, ...) starts with the function of the model,
 and `attenuation` cuts the model at once.

@@ -28,7 +28,7 @@ from configs import base
 
 ARMS = ("standard", "gate", "block_attn_res")  # names of combinators, the reference first
 TOKENS_PER_PARAMETER = 20
-# The sizes of the rungs; the config has those of the rung 3, at which learning rates are tuned.
+# The sizes of the rungs; the config has the sizes of rung 3, at which learning rates are tuned.
 RUNGS = (2, 3, 4, 6)
 SIZES = {
   "full": {"num_layers": 6, "d_model": 384, "num_heads": 6},

@@ -19,7 +19,7 @@ on v6e-256 (256 × 918). This is estimated from FLOPs and data-sheet peaks, not 
 Expect: nobody has run this. Compare combinators by bits per byte, because the tokenizer is learned
 from the corpus.
 
-The sizes are those of public decoders of 1.3B: 24 layers of 2048, 16 heads of 128, MLP of 8/3 D,
+The sizes follow public decoders of 1.3B: 24 layers of 2048, 16 heads of 128, MLP of 8/3 D,
 rows of 2048 tokens, 1.0M tokens per step; the vocabulary of 32,768 divides over any `tensor`.
 """
 
@@ -54,7 +54,7 @@ def parse(argument: str, slices: Mapping[str, dict]) -> tuple[str, dict]:
 
 
 def set_slice(c: ConfigDict, settings: Mapping) -> None:
-  """Sets what a slice of `SLICES` asks for, if there is anything."""
+  """Applies the settings of a slice of `SLICES`, if there are any."""
   if settings:
     c.mesh.fsdp, c.model.remat = settings["fsdp"], settings["remat"]
     c.train.microbatches = settings["microbatches"]

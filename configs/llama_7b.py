@@ -16,7 +16,7 @@ is 3.3 days on v5e-256 (256 × 197 TFLOP/s), 1.7 on two such slices, 1.4 on v5p-
 Expect: nobody has run this. Compare combinators by bits per byte, because the tokenizer is learned
 from the corpus.
 
-The sizes are those of public decoders of 7B: 32 layers of 4096, 32 heads of 128, MLP of 11008, rows
+The sizes follow public decoders of 7B: 32 layers of 4096, 32 heads of 128, MLP of 11008, rows
 of 4096 tokens, 4.2M tokens per step; the vocabulary of 32,768 divides over any `tensor`.
 """
 

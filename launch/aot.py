@@ -61,7 +61,7 @@ _OUT = flags.DEFINE_string("out", "", "File to write the JSON to.")
 
 
 def main() -> None:
-  """Prints what the compiled step needs, or why the config does not fit."""
+  """Prints memory, FLOPs and traffic of the compiled step, or why the config does not fit."""
   config = cli.config_value(_CONFIG)
   if not topology.FLAG.value:
     raise ValueError("no topology; give one, for example --topology=v5e-256")

@@ -55,8 +55,8 @@ def define_config(
 
   Args:
     help_text: what the config is for.
-    values: the flags that it becomes one of.
-    argv: the command line that will be parsed; None: that of this process.
+    values: the flags to which it is added.
+    argv: the command line that will be parsed; None: this process's.
   """
   holder = config_flags.DEFINE_config_file(
     "config", None, help_text, flag_values=values, lock_config=True, sys_argv=argv
@@ -198,7 +198,7 @@ def config_workdir() -> str | None:
 
 
 def _drop_repeated_reports() -> None:
-  """Leaves out what threads and object stores print of what is reported as one error anyway."""
+  """Silences messages of threads and object stores about errors that are reported in one line."""
   python_logging.getLogger("gcsfs").setLevel(python_logging.CRITICAL)  # tracebacks of each request
   logging.get_absl_logger().addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
 

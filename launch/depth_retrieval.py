@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 
 def main() -> None:
-  """Trains what is missing, and shows all that was asked for."""
+  """Trains the missing runs, and shows the results of all requested ones."""
   if not _OUT.value:
     raise ValueError("no folder for the results; give one, for example --out=runs/retrieval")
   tasks = _each(_TASKS, Task.parse)
@@ -81,7 +81,7 @@ def main() -> None:
 def _missing(
   found: Results, system: System, num_layers: int, tasks: Sequence[Task], seeds: Sequence[int]
 ) -> list[Cell]:
-  """Trains the runs of a system that are not there yet, those of a task with all their seeds."""
+  """Trains the missing runs of a system, all missing seeds of a task at once."""
   have = {cell.key for cell in found.cells}
   by_seeds: dict[tuple[int, ...], list[Task]] = {}
   for task in tasks:

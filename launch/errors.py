@@ -35,8 +35,8 @@ class Explained(NamedTuple):
   """An error in words.
 
   Attributes:
-    line: says what is wrong.
-    is_user_error: whether the line says all, so that no traceback is needed.
+    line: the message.
+    is_user_error: whether the message suffices, so that no traceback is needed.
   """
 
   line: str
@@ -44,7 +44,7 @@ class Explained(NamedTuple):
 
 
 def explain(error: Exception) -> Explained:
-  """Returns what an error means.
+  """Returns an error in words for the user.
 
   ValueError, OSError and ImportError are the user's, as is too little memory. Where another process
   is gone, the line says so. Of an error that passed through a file of the user, such as a config or
@@ -69,11 +69,11 @@ def explain(error: Exception) -> Explained:
 
 
 def users_place(error: BaseException, further: Iterable[tuple[str, int | None]] = ()) -> str | None:
-  """Returns FILE:LINE of the last call in a file of the user that an error went through.
+  """Returns FILE:LINE of the last call in the user's files that an error passed through.
 
   Args:
     error: the error.
-    further: file and line of calls that came after those of its traceback.
+    further: file and line of calls after the traceback's.
 
   Returns:
     None if there is no such call.

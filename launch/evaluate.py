@@ -76,7 +76,7 @@ _EVERY = flags.DEFINE_bool(
 
 
 def main() -> None:
-  """Scores the models of the command line and writes what was found."""
+  """Scores the models of the command line and writes the results."""
   cli.join()
   first = jax.process_index() == 0
   asked = tasks.find(_items(_TASKS), _TASKS_FOLDER.value)

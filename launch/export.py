@@ -65,7 +65,7 @@ def _export(saved: restore.Saved) -> None:
 
 
 def _facts(run: Run, saved: restore.Saved) -> dict[str, object]:
-  """Returns what the model card says of the training."""
+  """Returns the facts about the training for the model card."""
   row = run.train.batch_size * run.data.seq_len
   return {
     "checkpoint": saved.title,

@@ -15,7 +15,7 @@ def check(command: Sequence[str]) -> None:
   Its config file is run for that, as it is Python. Other commands are not checked.
 
   Raises:
-    ValueError: a flag or setting is not known, or has a wrong value; the message is that of the
+    ValueError: a flag or setting is not known, or has a wrong value; with the message of the
       command.
   """
   found = launcher_args.resjax_command(command)

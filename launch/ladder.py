@@ -57,7 +57,7 @@ class Point:
 
 
 def main() -> None:
-  """Reads the ladder of the command line, and writes what it shows."""
+  """Reads the ladder of the command line, and writes its comparison."""
   if not _WORKDIR.value:
     raise ValueError("no sweep; give the folder of one, for example --workdir=runs/ladder_toy")
   jax.config.update("jax_platforms", "cpu")  # runs are read, not trained
@@ -104,7 +104,7 @@ def _read(folder: Location) -> tuple[dict[str, dict[str, Point]], list[str]]:
     rung, _, arm = place.name.partition("-")
     if not arm or not found:
       continue
-    # With a seed that is not done, the mean would be over other seeds than those of other arms.
+    # With an unfinished seed, the mean would be over other seeds than for other arms.
     done = {name: point for name in wanted if (point := found.get(name)) is not None}
     if len(done) == len(wanted):
       points.setdefault(arm, {})[rung] = _mean(list(done.values()))
@@ -129,7 +129,7 @@ def _runs(place: Location) -> dict[str, Point | None]:
 
 
 def _point(folder: Location) -> Point | None:
-  """Returns what a run reached, or None if it is not done or diverged."""
+  """Returns the result of a run, or None if it is not done or diverged."""
   run, record = experiment.load(str(folder)), workdir.read(folder)
   records = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
   losses = [

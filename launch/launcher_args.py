@@ -89,7 +89,7 @@ def require_shared_workdir(command: Sequence[str], shared: Sequence[str], otherw
   Args:
     command: the command to run; others are not checked.
     shared: the folders that all hosts share.
-    otherwise: says in words what the user can do instead of using a bucket.
+    otherwise: advice on what the user can do instead of using a bucket.
 
   Raises:
     ValueError: the workdir is on the disk of a single host.
@@ -124,7 +124,7 @@ def environment(settings: Sequence[str]) -> dict[str, str]:
 def resjax_command(command: Sequence[str]) -> tuple[str, list[str]] | None:
   """Returns the name and the arguments of the command of resjax that is run; None of others.
 
-  Arguments are as they are given, but for --workdir.
+  Arguments are unchanged, except for --workdir.
 
   Raises:
     ValueError: resjax has no command of that name.
@@ -220,7 +220,7 @@ def _written_workdir(path: str) -> str:
 
 
 def _settings_of(node: ast.AST) -> Iterator[ast.expr | None]:
-  """Yields what a node of a program sets `workdir` to."""
+  """Yields the expressions that a node of a program assigns to `workdir`."""
   if isinstance(node, ast.Assign):
     for target in node.targets:
       key = target.slice if isinstance(target, ast.Subscript) else None

@@ -37,7 +37,7 @@ def layout() -> Layout:
 
 
 def load() -> list[TrainedModel]:
-  """Returns the models of --checkpoint, and behind them those of --hf.
+  """Returns the models of --checkpoint, then the models of --hf.
 
   Raises:
     ValueError: there are none, or one cannot be loaded.
@@ -46,7 +46,7 @@ def load() -> list[TrainedModel]:
 
 
 def loaders(checkpoints: Sequence[str]) -> Sequence[Callable[[], TrainedModel]]:
-  """Returns functions that load the models of some checkpoints, and behind them those of --hf.
+  """Returns functions that load the models of some checkpoints, then the models of --hf.
 
   Raises:
     ValueError: there are none.

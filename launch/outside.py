@@ -34,10 +34,10 @@ def words() -> list[str]:
 
 
 class ConfigParser(config_flags.ConfigFileFlagParser):
-  """Reads a config file, and adds the sections of what the command line adds to it.
+  """Reads a config file, and adds sections that the command line mentions.
 
-  These are the options of the combinator of the command line, or else of the file, those of other
-  combinators of which an option is given, and corpora whose source is given. They can be set and
+  These are the options of the chosen combinator, of other combinators of which an option is given,
+  and corpora whose source is given. They can be set and
   are checked as any others.
   """
 

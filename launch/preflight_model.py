@@ -38,12 +38,12 @@ class Hardware:
 def check(
   config: ConfigDict, place: Path, hardware: Hardware, compiles: bool, words: Sequence[str]
 ) -> Iterator[Finding]:
-  """Yields what is known of config, mesh and memory.
+  """Yields findings about config, mesh and memory.
 
   Args:
-    config: what would be trained.
-    place: the file that made it.
-    hardware: what it would run on.
+    config: the config of the run.
+    place: the file of the config.
+    hardware: the devices and hosts of the run.
     compiles: whether the step is compiled, where the compiler for the devices is installed.
     words: the flags of the command line that belong to the config.
   """
@@ -128,7 +128,7 @@ def _fit(run: Run, hardware: Hardware, why_not: str, words: Sequence[str]) -> Fi
 
 
 def _absent_devices(count: int) -> list[jax.Device]:
-  """Returns so many devices of the CPU, which show whether mesh and batch divide."""
+  """Returns `count` devices of the CPU, which show whether mesh and batch divide."""
   counted = r"--xla_force_host_platform_device_count=\d+"
   os.environ["XLA_FLAGS"] = re.sub(counted, "", os.environ.get("XLA_FLAGS", ""))
   jax.config.update("jax_platforms", "cpu")

@@ -38,11 +38,11 @@ if [ "$stopped" = 1 ] && [ "$code" = 0 ]; then code={STOPPED}; fi
 
 
 def heredoc(text: str, word: str) -> str:
-  """Returns a here-document that bash takes as it is, from `<<` to the line that ends it.
+  """Returns a here-document that bash takes literally, from `<<` to its last line.
 
   Args:
     text: its lines.
-    word: what ends it; it gets underscores until no line begins with it, spaces aside.
+    word: the delimiter; it gets underscores until no line begins with it, spaces aside.
   """
   while any(line.lstrip().startswith(word) for line in text.split("\n")):
     word += "_"

@@ -39,7 +39,7 @@ class Sweep:
     return workdir.place(self.config.workdir)
 
   def runs(self) -> list[SweepRun]:
-    """Returns all runs but those of tuning, each arm with the values that were tuned for it."""
+    """Returns all runs except for tuning, each arm with the values that were tuned for it."""
     tuned: Mapping[str, Mapping[str, float]] = self.plan.tuned if self.plan else {}
     arms = [(arm, {**values, **tuned.get(arm, {})}) for arm, values in self.arms.items()]
     return expand(self.config, arms, self.plan.seeds if self.plan else ())

@@ -17,11 +17,11 @@ _DUMP = "Fatal Python error"  # what Python prints behind the last words of what
 
 
 def run(command: Sequence[str], log: Path, deadline: float) -> str:
-  """Runs a command, and ends it and what it has started when its time is over.
+  """Runs a command; kills it and its children at the deadline.
 
   Args:
     command: the program and its arguments.
-    log: file for what it prints; the folder is made.
+    log: file for its output; the folder is made.
     deadline: seconds after which it is killed.
 
   Returns:
@@ -48,8 +48,8 @@ def ended(code: int, log: Path, start: int = 0) -> str:
   """Returns how a process ended: `ok`, or its signal or exit code and its last words.
 
   Args:
-    code: what `subprocess` says.
-    log: what it has printed to.
+    code: the return code of `subprocess`.
+    log: the file with its output.
     start: how many bytes the log had before.
   """
   if code == 0:

@@ -82,7 +82,7 @@ def small_program(
     name: the name of the combinator.
     num_layers: L.
     layers_per_block: the layers of a depth block of block_attn_res.
-    devices: the devices to compile for; None for those that are there.
+    devices: the devices to compile for; None for the devices of this machine.
     depth: `scan` or `loop`, a Python loop over layers.
   """
   config = base.get_config()

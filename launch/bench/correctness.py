@@ -189,7 +189,7 @@ def check(case: Case, again: int, interpret: bool) -> dict:
 
 
 def _both(case: Case, options: dict, inputs: dict, cotangents: PyTree) -> tuple[PyTree, PyTree]:
-  """Returns what an operation returns, and the cotangents of its inputs."""
+  """Returns the results of an operation, and the cotangents of its inputs."""
   out, vjp = jax.vjp(functools.partial(_operation, case, options), inputs)
   return out, vjp(cotangents)[0]
 
@@ -237,7 +237,7 @@ def _stream_read(inputs: dict, options: dict) -> PyTree:
 
 
 def _stream_example(case: Case) -> tuple[dict, PyTree]:
-  """Returns the arguments of a read of residual streams, and the cotangents of what it returns."""
+  """Returns the arguments of a read of residual streams, and cotangents of its results."""
   count, row, columns = case.recent, (case.tokens, case.width), case.recent * (case.recent + 2)
   squares, streams = (count * (count + 1), case.tokens), (count, *row)
   phi: Array | None = None
@@ -260,7 +260,7 @@ def _normal(seed: int, *shape: int, dtype: str = "float32") -> Array:
 
 
 def _example(case: Case) -> tuple[dict, PyTree]:
-  """Returns the inputs of an operation by name, and the cotangents of what it returns."""
+  """Returns the inputs of an operation by name, and cotangents of its results."""
   row, reads = (case.tokens, case.width), (case.reads, case.tokens, case.width)
   queries = (case.reads, case.width) if case.kind == "block" else (case.width,)
   if case.kind == "gated":

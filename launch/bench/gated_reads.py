@@ -40,5 +40,5 @@ def example(count: int, tokens: int, width: int, dtype: str) -> tuple[dict[str, 
 
 
 def run(inputs: dict[str, Any], options: dict[str, Any]) -> tuple[jax.Array, Any, Any]:
-  """Returns what a read returns, of the arguments of `example`."""
+  """Runs a gated read on the arguments of `example`."""
   return gated_read(**inputs, **options)

@@ -183,7 +183,7 @@ def main() -> None:
 
 
 def about() -> dict[str, str]:
-  """Returns what the arms of this process run on."""
+  """Returns device and versions of this process, for records."""
   device = jax.devices()[0]
   return {
     "device": device.device_kind,
@@ -194,7 +194,7 @@ def about() -> dict[str, str]:
 
 
 def settle() -> bool:
-  """Frees what an arm has held, and returns whether the device still answers."""
+  """Frees the memory of an arm, and returns whether the device still answers."""
   try:
     gc.collect()
     jax.clear_caches()

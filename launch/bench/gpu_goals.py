@@ -1,4 +1,4 @@
-"""What a GPU shall reach, and what the records of a day say of it."""
+"""Goals for a GPU, compared with the records of a day."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +28,13 @@ def step_name(model: str, residuals: Sequence[str], remat: str = "full") -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-  """What a GPU shall reach.
+  """A goal for a GPU.
 
   Attributes:
-    what: is measured.
-    wanted: the least it shall be, or the most.
-    least: whether it is the least.
-    reached: returns what was reached, from the records by name.
+    what: the name of the measured quantity.
+    wanted: its least value, or the most.
+    least: whether `wanted` is the least.
+    reached: returns the measured value, from the records by name.
   """
 
   what: str
@@ -43,7 +43,7 @@ class Goal:
   reached: Callable[[Records], float | None]
 
   def line(self, found: Records) -> str:
-    """Returns a line about what was reached, which is nothing where records are missing."""
+    """Returns a line with goal and measured value; the value is left out if records are missing."""
     start = f"{self.what:52}{'>=' if self.least else '<='} {self.wanted:<7.4g}"
     value = self.reached(found)
     if value is None:
@@ -53,7 +53,7 @@ class Goal:
 
 
 def _rows(found: Records, shape: str, form: str) -> dict[str, Record]:
-  """Returns what was measured of a form of a read, by direction."""
+  """Returns the records of a form of a read, by direction."""
   records = found.get(kernel_name("read", shape, form), {}).get("records", [])
   return {row["direction"]: row for row in records if row["arm"] != COPY and "median_ms" in row}
 
@@ -105,7 +105,7 @@ GOALS = (
 
 
 def table(content: dict[str, Any]) -> str:
-  """Returns what was reached of each goal, a line each, and what did not end well."""
+  """Returns a line for each goal, and a line for each arm that failed."""
   found = content["arms"]
   on_gpu = found if content["about"].get("platform") == "gpu" else {}
   bad = {name: record for name, record in found.items() if record["status"] != OK}

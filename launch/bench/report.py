@@ -10,7 +10,7 @@ def write_report(report: Mapping[str, Any], folder: str, name: str) -> None:
   """Writes a report as JSON, and prints it.
 
   Args:
-    report: what was measured, and with what.
+    report: the measurements, with device and versions.
     folder: where to write it; made if it is missing.
     name: of the file.
   """

@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _serve(overrides: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-  """Returns what is to be said of a system, and the versions of what ran."""
+  """Returns the result for a system in words, and the versions of the libraries."""
   decoder = _decoder(overrides)
   prompts = _prompts(decoder.config.vocab_size)
   with tempfile.TemporaryDirectory() as scratch:
@@ -93,7 +93,7 @@ def _serve(overrides: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
 
 
 def _decoder(overrides: Mapping[str, Any]) -> Decoder:
-  """Returns a decoder none of whose parameters has its neutral value."""
+  """Returns a decoder with all parameters moved away from neutral values."""
   config = base.get_config("llama")
   # vLLM's attention on CPUs wants heads of 32, 64 or more channels.
   config.model.update(num_layers=4, d_model=128, num_heads=4, num_kv_heads=2, head_dim=32)

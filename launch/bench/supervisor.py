@@ -30,11 +30,11 @@ Record = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """What is measured in one go.
+  """One measurement with a deadline.
 
   Attributes:
     name: its name, which no other arm has.
-    measure: returns what was measured, and as `status` why that is not as it should be, if so.
+    measure: returns the measurements, and as `status` why they are wrong, if they are.
     deadline: seconds.
   """
 
@@ -44,7 +44,7 @@ class Arm:
 
 
 def read(report: Path) -> dict[str, Any]:
-  """Returns what the report says so far, of no arm if there is none."""
+  """Returns the report so far, without arms if there is no file."""
   return json.loads(report.read_text()) if report.exists() else {"about": {}, "arms": {}}
 
 
@@ -146,12 +146,12 @@ def work(
   Args:
     chosen: the arms, in order.
     report: the JSON file.
-    about: what the arms run on.
-    settle: frees what an arm has held, and returns whether the device still answers. This process
+    about: device and versions.
+    settle: frees the memory of an arm, and returns whether the device still answers. This process
       ends where it does not.
 
   Raises:
-    ValueError: what the report has was measured on something else.
+    ValueError: the report has measurements of another device or version.
   """
   threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
   content = read(report)

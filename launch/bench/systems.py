@@ -3,7 +3,7 @@
   resjax bench systems --out=docs/systems --page=docs/systems.md
   resjax bench systems --out=docs/systems --page=docs/systems.md --only=mhc,gate --again
 
-Parameters, depth state (bfloat16) and forward FLOPs are those of configs/gpt2_124m.py. Memory and
+Parameters, depth state (bfloat16) and forward FLOPs are for configs/gpt2_124m.py. Memory and
 passes are those of the training step of configs/llama_1p3b.py with 4 rows of 2048 tokens and full
 recomputation, on one v5p that need not be there (the extra `tpu`, and half a minute to three per
 system); passes per attention or MLP. The systems are those of `systems` in configs/ablations.
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _costs(overrides: Mapping[str, Any]) -> Costs:
-  """Returns what a system costs: settings of configs/gpt2_124m.py, then of a 1.3B step."""
+  """Returns the costs of a system: with configs/gpt2_124m.py, and of a step of 1.3B."""
   small = _build(gpt2_124m.get_config(), overrides)
   model = ModelDef(small.decoder, small.layout)
   costs: dict[str, Any] = {
@@ -98,7 +98,7 @@ def _build(config: ConfigDict, overrides: Mapping[str, Any]) -> Run:
 
 
 def table(found: Mapping[str, Costs]) -> str:
-  """Returns the Markdown table of costs, by family; what is added is beside `standard`."""
+  """Returns the Markdown table of costs, by family; additions are relative to `standard`."""
   lines = [
     "| system | parameters | of 124M | state, B/token | FLOPs | passes | more | in HBM | GiB |",
     "|---|---|---|---|---|---|---|---|---|",

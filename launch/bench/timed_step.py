@@ -67,7 +67,7 @@ def kernels(run: Run, most: int = 30) -> dict[str, Any]:
   """Returns the kernels of one step that take the longest, as CUPTI sees them.
 
   Args:
-    run: what is trained.
+    run: the run.
     most: how many kernels are listed.
   """
   step, _ = _stepper(run)
@@ -102,7 +102,7 @@ def _sampler(step: Callable[[], Any], steps: int) -> timing.Sampler:
 
 
 def _stepper(run: Run) -> tuple[Callable[[], Any], dict[str, float]]:
-  """Returns a function that launches a step, compiled, and what is known of the model."""
+  """Returns a function that launches a compiled step, and facts about the model."""
   programs = program.build(run)
   model = programs.model
   state = init_state(model, programs.optimizer, seed=0)

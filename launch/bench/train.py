@@ -3,7 +3,7 @@
   resjax bench train                (1.35B parameters, one GPU of 80 GB or more)
   resjax bench train --steps=12 -- --config=tiny     (for trying it out)
 
-The arguments that follow `--` are those of resjax train. A first run of `--steps` steps measures
+The arguments that follow `--` go to resjax train. A first run of `--steps` steps measures
 model FLOP utilisation, tokens per second, and the shares of a step's time that go to waiting for
 data and to metrics and progress; they are medians over the records after its first third. With
 --steps=0 there is no such run. Then one run of 16 steps goes through, and another one is killed
@@ -55,13 +55,13 @@ Records = Sequence[Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How a run is started.
+  """How a run of resjax train is started.
 
   Attributes:
-    arguments: those of resjax train.
+    arguments: the arguments of resjax train.
     steps: the number of steps.
     save_every: the number of steps between checkpoints; 0 for none.
-    xla_flags: the flags of XLA; empty for those of this process.
+    xla_flags: the flags of XLA; empty: the flags of this process.
   """
 
   arguments: Sequence[str]

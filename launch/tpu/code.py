@@ -15,13 +15,12 @@ _PROJECT = ("setup.py", "pyproject.toml")  # one of them is in a folder that pip
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-  """What is installed on the hosts, and the folder that the command runs in there.
+  """The code to install on hosts, and the folder in which the command runs there.
 
   Attributes:
-    here: the folder that the launcher runs in.
-    folder: the folder that hosts get as it is; empty: they get the last commit of the checkout that
-      `here` is in, or with a wheel nothing else.
-    wheel: the file of the wheel that is installed; empty: the folder or the commit is.
+    here: the folder that the launcher runs in. folder: the folder that hosts get unchanged; empty:
+    they get the last commit of the checkout that `here` is in, or with a wheel nothing else. wheel:
+    the file of the wheel that is installed; empty: the folder or the commit is.
   """
 
   here: Path
@@ -109,7 +108,7 @@ def _left_out(name: str) -> str | None:
 
 
 def _is_committed(top: Path, name: str) -> bool:
-  """Returns whether a file is in the last commit as it is; also where that cannot be asked."""
+  """Returns whether a file is unchanged since the last commit; true where git is missing."""
   with contextlib.suppress(FileNotFoundError):  # which the first step says
     command = ["git", "-C", str(top), "status", "--porcelain", "--ignored", "--", name]
     found = subprocess.run(command, capture_output=True, check=False)

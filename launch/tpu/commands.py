@@ -89,7 +89,7 @@ def install(resource: Resource, code: Code, packed: str, python: str, extra: str
 
   Args:
     resource: the hosts.
-    code: what they get.
+    code: the code that they get.
     packed: the path of a file that is made here for a while, without its ending.
     python: the version of Python to install.
     extra: the extras of the package to install.

@@ -86,7 +86,7 @@ def is_done(resource: Resource, found: Sequence[str]) -> bool:
   """Returns whether the command has ended well on all hosts.
 
   Args:
-    resource: what the command runs on.
+    resource: the hosts of the command.
     found: the state of each host: `running`, `none` or `exit CODE`.
 
   Raises:

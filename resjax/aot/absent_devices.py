@@ -76,7 +76,7 @@ def describe(name: str, num_slices: int = 1) -> AbsentSlices:
 
 
 def missing_for(name: str) -> str | None:
-  """Returns what is not installed of what compiles for absent devices, and its extra, or None."""
+  """Returns which packages are missing to compile for absent devices, with their extra; or None."""
   if gpu_nodes.is_gpu(name):
     missing = missing_for_gpus()
     kind, extra = "GPU", "cuda_aot"
@@ -87,7 +87,7 @@ def missing_for(name: str) -> str | None:
 
 
 def missing_for_gpus() -> str | None:
-  """Returns what is not installed of what compiles for absent GPUs, or None."""
+  """Returns which packages are missing to compile for absent GPUs, or None."""
   missing = []
   if importlib.util.find_spec("jax_cuda13_plugin") is None:
     missing.append("JAX's plugin for CUDA")

@@ -1,4 +1,4 @@
-"""Reads what a compiled step exchanges between devices: kinds, sizes, axes, network, overlap."""
+"""Reads the collectives of a compiled step: kinds, sizes, axes, network, overlap."""
 
 import collections
 import dataclasses
@@ -37,9 +37,9 @@ class Collective:
   Attributes:
     kind: one of `KINDS`.
     axes: the mesh axes along which devices exchange; `?` if the program does not tell.
-    network: `ICI` within a TPU slice, `DCN` between slices; `NVLink` within a node of GPUs,
-      `nodes` between nodes; empty on other platforms.
-    num_bytes: size of one exchange on one device: the larger of what the device gives and gets.
+    network: `ICI` within a TPU slice, `DCN` between slices; `NVLink` within a node of GPUs, `nodes`
+      between nodes; empty on other platforms. num_bytes: size of one exchange on one device: the
+      larger of the bytes that the device sends and receives.
     asynchronous: whether a device may do other work between its start and its end.
     places: how many there are in the text of the program.
     times: how many there are in a step; those in a branch of a conditional count every time.
@@ -59,7 +59,7 @@ _Row = tuple[str, tuple[str, ...], str, int, bool]
 
 
 def collectives(module: Module, mesh: Mesh) -> list[Collective]:
-  """Returns what a step exchanges, the largest sums of bytes first.
+  """Returns the collectives of a step, the largest sums of bytes first.
 
   Args:
     module: the compiled step.

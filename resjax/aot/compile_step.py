@@ -28,7 +28,7 @@ class Flops:
   Attributes:
     model: three forward passes by the model's formula, without what is recomputed.
     matrices: the matrix products of the compiled program, as often as loops run them and with what
-      is recomputed; a kernel counts with what it says of itself (splash attention: nothing).
+      is recomputed; a kernel counts with its own cost estimate (splash attention: nothing).
     compiler: the compiler's own count, which has the body of each loop once; None if it has none.
   """
 
@@ -50,10 +50,10 @@ class Report:
     passes: memory traffic of one device by our own count, which has loops times their trips.
     floor: the least of that traffic that depth mixing needs; None without a formula for it.
     unknown_loops: the loops that count once because their trips could not be read.
-    lower_seconds: wall time until the program was handed to the compiler.
+    lower_seconds: wall time to trace and lower the program.
     compile_seconds: wall time of the compiler.
     cpu_seconds: CPU time of both, over all threads.
-    fingerprint: hash of the program that was handed to the compiler, and of the options.
+    fingerprint: hash of the lowered program and the compiler options.
   """
 
   memory: Memory
@@ -70,10 +70,10 @@ class Report:
 
 
 def compile_step(run: Run) -> Report:
-  """Compiles the training step of a run and reads what it needs.
+  """Compiles the training step of a run and reads its memory, FLOPs and traffic.
 
   Args:
-    run: what would be trained; the devices of its layout may be descriptions of absent ones.
+    run: the run; the devices of its layout may be descriptions of absent ones.
 
   Raises:
     DoesNotFitError: a device has too little memory.
@@ -125,7 +125,7 @@ def compile_step(run: Run) -> Report:
 
 
 def fingerprint(lowered: jax.stages.Lowered, compiler_options: Mapping[str, str]) -> str:
-  """Returns a hash of a program and of what it is compiled with.
+  """Returns a hash of a program and its compiler options.
 
   It does not depend on the source lines that the program was traced from.
   """

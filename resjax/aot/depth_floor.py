@@ -1,6 +1,6 @@
 """The least memory traffic of depth reads and residual streams in a training step, by formulas.
 
-The kernels of a fused read must read every source once and write what it gives; these figures count
+The kernels of a fused read must read every source once and write its result; these figures count
 that and nothing else, in passes per sublayer (see `passes`), averaged over all sublayers of the
 network. What a `standard` residual moves is not subtracted.
 """
@@ -104,7 +104,7 @@ def _of_streams(streams: int, count: int, sites: int, remat: str) -> Floor:
 
 
 def _direct(counts: Sequence[int], last: int, remat: str) -> Floor:
-  """Returns the floor of reads of so many sources each; the last read has `last`."""
+  """Returns the floor of direct reads, given the number of sources of each; the last has `last`."""
   forward = sum(n + 1 for n in counts) / len(counts)
   return Floor(
     reads=forward,

@@ -1,4 +1,4 @@
-"""Entries of a mesh that follow from the number of devices, where those of a config do not fit."""
+"""Derives entries of a mesh from the number of devices, where a config's mesh does not fit."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ from resjax.base.sharding import MeshConfig
 
 
 def derive(mesh: MeshConfig, devices: int, num_slices: int = 1) -> MeshConfig:
-  """Returns a mesh for so many devices: fsdp no larger than a slice, and data all that remain.
+  """Returns a mesh for a number of devices: fsdp no larger than a slice, and data all that remain.
 
   data = devices / (fsdp · tensor · sequence). A mesh that has all devices is left as it is, and so
   is one that leaves a remainder, which `make_mesh` refuses.

@@ -27,7 +27,7 @@ class Instruction:
   Attributes:
     name: without the leading %.
     shape: the text of the result's shape, such as f32[8,128]{1,0}, or of a tuple of such shapes.
-    opcode: what it does, such as all-gather.
+    opcode: the operation, such as all-gather.
     operands: the names of the instructions that it reads; of a constant its value, of a parameter
       its number.
     attributes: the text of the rest of the line.

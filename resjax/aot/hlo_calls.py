@@ -17,7 +17,7 @@ class ComputationCall:
   """A computation at one of the places that call it.
 
   Attributes:
-    computation: what is called.
+    computation: the called computation.
     times: how often a step runs it from there; a branch of a conditional counts as taken every
       time.
     fused: whether it is part of a fusion.

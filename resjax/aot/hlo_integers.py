@@ -134,7 +134,7 @@ def _kept(body: Computation, index: int) -> int | None:
 
 
 def _apply(line: Instruction, operands: Sequence[tuple[int, ...]]) -> Value:
-  """Returns what an instruction makes of operands that are known, None if it is another one."""
+  """Returns the value of an instruction with known operands; None for other opcodes."""
   if line.opcode in _SAME:
     return operands[0]
   if line.opcode in _UNARY:

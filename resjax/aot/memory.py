@@ -1,4 +1,4 @@
-"""Says what a compiled step needs of a device's memory, by kind, or why it does not fit."""
+"""Reads how much of a device's memory a compiled step needs, by kind, or why it does not fit."""
 
 import dataclasses
 import re
@@ -18,11 +18,11 @@ _REFUSALS = (
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-  """The bytes on one device of what a step is given.
+  """The bytes on one device of the arguments of a step.
 
   Attributes:
     parameters: the parameters in float32.
-    optimizer: the optimizer's moments, and what the step guard remembers.
+    optimizer: the optimizer's moments, and the state of the step guard.
     batch: the rows of tokens, the number of the step, and the table of bytes per token.
   """
 
@@ -32,7 +32,7 @@ class Arguments:
 
   @property
   def total(self) -> int:
-    """The bytes of all of them."""
+    """The bytes of all arguments."""
     return self.parameters + self.optimizer + self.batch
 
 
@@ -41,8 +41,8 @@ class Memory:
   """The bytes of one device that a compiled step needs.
 
   Attributes:
-    arguments: what the step is given, without padding.
-    padding: what the compiler adds to the arguments to fill their tiles.
+    arguments: the arguments of the step, without padding.
+    padding: padding of the arguments to whole tiles.
     temporaries: intermediate results at the moment that needs most.
     output: results that do not take the place of an argument.
     code: the program itself.
@@ -66,7 +66,7 @@ class DoesNotFitError(Exception):
   """The compiler refuses a step because a device has too little memory.
 
   Attributes:
-    arguments: what the step is given.
+    arguments: the arguments of the step.
     required: the bytes that it needs.
     available: the bytes that the device has.
   """

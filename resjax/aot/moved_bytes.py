@@ -1,6 +1,6 @@
 """Counts the bytes that the instructions of a compiled program read and write.
 
-The rules are those of XLA's own cost analysis, with two differences: an array that an instruction
+The rules follow XLA's own cost analysis, with two differences: an array that an instruction
 reads or writes a part of counts with that part, and a kernel that skips sources counts with those
 that it reads.
 """
@@ -36,11 +36,11 @@ _PER_SOURCE = {
 
 @dataclasses.dataclass(frozen=True)
 class Moved:
-  """What an instruction moves.
+  """The bytes that an instruction moves.
 
   Attributes:
     total: the bytes that it reads and writes, wherever they are.
-    hbm: those of them that are in the device's main memory.
+    hbm: the bytes that it reads and writes in the device's main memory.
   """
 
   total: float
@@ -57,10 +57,10 @@ _NONE = Moved(0, 0)
 
 
 def moved(integers: Integers, line: Instruction) -> Moved:
-  """Returns what one execution of an instruction of a computation moves.
+  """Returns the bytes that one execution of an instruction moves.
 
   Args:
-    integers: the computation, and what is known in this run of it.
+    integers: the computation, with the integers that are known in this execution.
     line: the instruction.
   """
   if line.opcode in _FREE or line.opcode.endswith("-done"):
@@ -103,8 +103,8 @@ def _size(shape: str) -> int:
 def _started(line: Instruction, operands: list[Instruction]) -> Moved:
   """Counts a copy or an exchange that runs beside other instructions.
 
-  Its result is a tuple, of a copy the result, the operand and more; of others the operands, the
-  results and more. An all-reduce has the results alone.
+  Its result is a tuple. For a copy it has the result, the operand and more; for others the
+  operands, the results and more; for an all-reduce only the results.
   """
   parts = array_shapes(line.shape)
   if line.opcode == "copy-start":
@@ -116,9 +116,9 @@ def _started(line: Instruction, operands: list[Instruction]) -> Moved:
 
 
 def _kernel(integers: Integers, line: Instruction, operands: list[Instruction]) -> Moved:
-  """Counts a kernel with what it declares, else with its operands and results.
+  """Counts a kernel by the bytes that it declares, else by its operands and results.
 
-  What it declares counts as HBM but for the arrays that are on chip.
+  Declared bytes count as HBM, except for arrays that are on chip.
   """
   target = _TARGET.search(line.attributes)
   if target and target[1] in _NO_TRAFFIC:
@@ -133,7 +133,7 @@ def _kernel(integers: Integers, line: Instruction, operands: list[Instruction]) 
 
 
 def reads_by_count(line: Instruction) -> bool:
-  """Returns whether an instruction is a kernel that is told how many sources it reads."""
+  """Returns whether an instruction is a kernel with a dynamic number of sources."""
   return line.opcode == "custom-call" and _kernel_name(line) in _PER_SOURCE
 
 
@@ -144,7 +144,7 @@ def num_valid(integers: Integers, line: Instruction) -> int | None:
 
 
 def _skipped(integers: Integers, line: Instruction, operands: list[Instruction]) -> float:
-  """Returns what a depth-attention kernel declares for the slots that no source is in.
+  """Returns the bytes that a depth-attention kernel declares for empty slots of its bank.
 
   A kernel takes its bank [N, T, D] N times, once for each slot.
   """

@@ -6,9 +6,9 @@ the name of its last operation, with three exceptions. A fusion with a matrix pr
 product, into which the compiler pulls what comes before and after it: residual additions, norms,
 activations. A fusion that cuts an array out of a stack, and does nothing else but name its axes
 anew, belongs to who cuts: to the loop over layers. And whatever exchanges data between devices is a
-collective. What the compiler adds without a name, such as a change of layout, has the part of what
-it reads, else of what reads it; a tuple, which holds arrays of all parts, has that of the loop that
-takes it.
+collective. An instruction that the compiler adds without a name, such as a change of layout, has
+the part of its operand, else of its user; a tuple, which holds arrays of all parts, has the part of
+the loop that takes it.
 """
 
 import re

@@ -29,7 +29,7 @@ class Passes:
       memory counts when it is copied there and when it is read there.
     hbm: what each part moves from and to the device's main memory.
     guessed: the instructions that count in full because it depends on data what they move:
-      conditionals, all of whose branches count, and kernels, which count with all their sources.
+      conditionals, where all branches count, and kernels, which count with all their sources.
   """
 
   total: Mapping[str, float]
@@ -42,7 +42,7 @@ def count_passes(module: Module, run: Run) -> Passes:
 
   Args:
     module: the compiled step.
-    run: what it trains.
+    run: the run that it trains.
   """
   found, guessed = traffic(module)
   unit = pass_bytes(run) * run.decoder.num_layers * len(run.decoder.sites)
@@ -76,7 +76,7 @@ def _is_guessed(integers: Integers, line: Instruction) -> bool:
 
 
 def pass_bytes(run: Run) -> float:
-  """Returns the bytes of one pass: those of all tokens of a step that a device has."""
+  """Returns the bytes of one pass over the activations [B, T, D] of a device."""
   layout = run.layout
   shards = layout.num_shards("batch") * layout.num_shards("tokens") * layout.num_shards("embed")
   return run.train.batch_size * run.data.seq_len * run.decoder.d_model * _BYTES / shards

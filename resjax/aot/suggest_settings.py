@@ -15,7 +15,7 @@ class Try:
 
   Attributes:
     run: the run with the settings that were tried.
-    remat: what a layer recomputes in the reverse pass.
+    remat: how much a layer recomputes in the reverse pass.
     rows: the rows of a microbatch on each device.
     microbatches: how many microbatches make up the batch.
     outcome: the compiled step, or why it does not fit.

@@ -1,4 +1,4 @@
-"""Paths as libraries of Google's want them, which name what the operating system says they name."""
+"""Paths for libraries of Google's, which name the same files as for the operating system."""
 
 import glob
 import os

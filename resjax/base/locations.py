@@ -330,7 +330,7 @@ def upload(source: pathlib.Path, target: Location, last: str = "") -> None:
   Args:
     source: the local folder.
     target: the other folder.
-    last: the name of a file that is copied when all others are there; empty: no file is.
+    last: the name of a file that is copied after all others; empty: none.
   """
   system, name = fsspec.core.url_to_fs(str(target))
   files = sorted(path for path in source.rglob("*") if path.is_file())

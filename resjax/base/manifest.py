@@ -1,8 +1,8 @@
 """The manifest of a folder: a file that lists the other files, with sizes and digests, and facts.
 
 The digest is SHA-256. In an object store it is the CRC-32C that the store keeps of each object, so
-that no object has to be read back. The facts say what the folder holds. The manifest has a digest
-of itself.
+that no object has to be read back. The facts describe the content of the folder. The manifest has a
+digest of itself.
 """
 
 import concurrent.futures
@@ -33,7 +33,7 @@ _THREADS = 8  # hashing releases the interpreter's lock
 
 
 class Damaged(ValueError):
-  """A folder is not as it was written."""
+  """A stored folder is damaged: files are missing or differ from what was written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ def check(
     The manifest.
 
   Raises:
-    Damaged: a file, or the manifest, is not as it was written.
+    Damaged: a file differs from the manifest, or the manifest is damaged.
     OSError: a file is out of reach.
   """
   manifest = read(folder)
@@ -119,7 +119,7 @@ def read(folder: Location) -> Manifest:
   """Returns the manifest of a folder.
 
   Raises:
-    Damaged: the manifest is missing, or is not as it was written.
+    Damaged: the manifest is missing or damaged.
     OSError: it is out of reach.
   """
   try:
@@ -141,7 +141,7 @@ def read(folder: Location) -> Manifest:
 
 
 def is_outside(error: Exception) -> bool:
-  """Returns whether an error says that a file is out of reach, rather than what is in its place.
+  """Returns whether an error means that a file is out of reach, not that it is missing or damaged.
 
   Nothing is known of a file without the right to read it, or on a server that does not answer.
   """
@@ -162,7 +162,7 @@ def _raise_outside(error: Exception) -> None:
 
 
 def _first_damage(folder: Location, files: Files, largest: float) -> str | None:
-  """Returns the name of the first file that is not as it was written; None if there is none.
+  """Returns the name of the first file that differs from the manifest; None if there is none.
 
   Of files with more than `largest` bytes only the size is compared.
   """
@@ -181,7 +181,7 @@ def _first_damage(folder: Location, files: Files, largest: float) -> str | None:
 
 
 def _explain(folder: Location, name: str, size: int) -> str:
-  """Returns in words what is wrong with a file."""
+  """Returns in words how a file differs from the manifest."""
   try:
     found, _ = _entry(folder / name)
   except FileNotFoundError:
@@ -205,7 +205,7 @@ def _entry(path: Location) -> tuple[int, str]:
 
 
 def _size(path: Location) -> int:
-  """Returns the size of a file; the path of a local one is asked of the operating system alone."""
+  """Returns the size of a file; for a local path it asks the operating system directly."""
   return os.stat(path).st_size if locations.is_local(path) else cast(Any, path.stat()).length
 
 

@@ -52,7 +52,7 @@ def read(cls: type[T], values: Mapping[str, Any], path: str) -> T:
 
   Args:
     cls: a dataclass.
-    values: the values by name of the field; those of fields with a default may be missing.
+    values: the values by name of the field; keys of fields with a default may be missing.
     path: the path of the mapping in the config, for messages.
 
   Raises:
@@ -120,7 +120,7 @@ def check_types(
     config: the dataclass; those in its fields are checked too.
     section: the name of its section, such as config.train, for the message.
     most: the largest value of whole numbers, by field; default: `MOST`.
-    ranged: whether `check_ranges` follows, which tells what a number that is not finite must be.
+    ranged: whether `check_ranges` follows, which has the message for numbers that are not finite.
   """
   for name, kind in _annotations(type(config)).items():
     value = getattr(config, name)
@@ -148,7 +148,7 @@ def check_type(value: Any, kind: Any, where: str, most: int = MOST) -> None:
 
 
 def wrong(value: Any, kind: Any, most: int) -> str:
-  """Returns what a value must be, in words; nothing if it is. See `check_type`."""
+  """Returns in words what is allowed instead of a value, or an empty text; see `check_type`."""
   origin, inner = typing.get_origin(kind), typing.get_args(kind)
   if origin in (Union, types.UnionType):
     found = [wrong(value, one, most) for one in inner]

@@ -59,7 +59,7 @@ class Name:
     return [line.rstrip(" ") for line in lines]
 
   def _parts(self, width: int) -> Iterator[str]:
-    """Yields what stays together: words and folders, or what is between underscores in them."""
+    """Yields unbreakable parts: words and folders, or parts between underscores of long ones."""
     for word in re.findall(r"[^ /]*[ /]|[^ /]+", self.text):
       fits = len(word.rstrip(" ")) <= width
       yield from [word] if fits else re.findall(rf"[^_]{{1,{width - 1}}}_?|_", word)
@@ -71,7 +71,7 @@ class Table(_RichTable):
   Args:
     *names: the headings of columns of names, which may be folded; they are the first columns.
     numbers: the headings of the columns of numbers behind them.
-    **options: those of rich.
+    **options: options of a rich table.
   """
 
   def __init__(self, *names: str, numbers: Iterable[str] = (), **options: Any):
@@ -125,16 +125,16 @@ def number(value: float | None, form: str) -> str:
 
 
 def text_of(show: Callable[[Console], object]) -> str:
-  """Returns what a function prints on a console of 80 columns, without empty lines at its ends."""
+  """Returns the output of a function on a console of 80 columns, stripped of outer empty lines."""
   shown = io.StringIO()
   show(console(file=shown, width=_COLUMNS, force_jupyter=False, color_system=None))
   return "\n".join(line.rstrip() for line in shown.getvalue().splitlines()).strip("\n")
 
 
 def notebook_html(text: str, pictures: Iterable[bytes]) -> str:
-  """Returns what a notebook shows of a result: its text, and below it pictures, PNG files each.
+  """Returns the HTML for a result in a notebook: its text, and below it PNG pictures.
 
-  The pictures are part of the page, so that they are there when the notebook is saved or sent.
+  The pictures are part of the HTML, so that a saved or sent notebook has them.
   """
   data = (base64.b64encode(picture).decode() for picture in pictures)
   style = "max-width:100%;width:640px"
@@ -144,7 +144,7 @@ def notebook_html(text: str, pictures: Iterable[bytes]) -> str:
 
 @contextlib.contextmanager
 def status(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-  """Gives a function that shows what is being done, until the context is left.
+  """Gives a function that shows the current activity, until the context is left.
 
   A terminal shows it on the standard error, a notebook below the cell, and anything else nowhere.
   """

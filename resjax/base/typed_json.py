@@ -1,4 +1,4 @@
-"""Reads JSON that may come from anybody into typed values, and says in one line what is wrong.
+"""Reads JSON from any source into typed values, with errors of one line.
 
 `msgspec` compares a text with a type: a dataclass, `dict[str, int]`, `int | None`, or
 `Annotated[int, msgspec.Meta(ge=1)]` for a range. Keys that a dataclass does not have are ignored.
@@ -60,7 +60,7 @@ def parse(text: str | bytes, kind: type[T], where: str) -> T:
 
 
 def rebuild(text: str | bytes, kind: type[S], build: Callable[[S], T], where: str) -> T:
-  """Returns what a JSON text stands for, where that is not the value that it holds.
+  """Parses a JSON text and builds an object from its value.
 
   Args:
     text: the JSON.
@@ -79,7 +79,7 @@ def rebuild(text: str | bytes, kind: type[S], build: Callable[[S], T], where: st
 
 
 def convert(value: Any, kind: type[T], where: str) -> T:
-  """Returns what a value made of dicts, lists, texts and numbers is as a type; see `parse`.
+  """Converts a value made of dicts, lists, texts and numbers to a type; see `parse`.
 
   Raises:
     ValueError: see `read`.
@@ -121,7 +121,7 @@ def _follow(value: Any, kind: type, message: str) -> tuple[str, Any]:
 
 
 def _wrong_key(whole: Any, entries: dict[str, Any], kind: type, message: str) -> str:
-  """Returns the key of a dict inside a value that a message is about; the dict keeps it alone."""
+  """Returns the key of a dict inside a value that a message is about; removes all others."""
   items = list(entries.items())
 
   def fails(count: int) -> bool:

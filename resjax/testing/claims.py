@@ -1,4 +1,4 @@
-"""Checks of what a combinator says of itself: its shapes, parameters, costs, start and output."""
+"""Checks of a combinator's claims about itself: its shapes, parameters, costs, start and output."""
 
 import functools
 import inspect
@@ -58,7 +58,7 @@ def declarations(subject: Subject) -> None:
 
 
 def counts(subject: Subject) -> None:
-  """Parameters, bytes of the state and FLOPs are what arrays and a trace say."""
+  """Parameters, bytes of the state and FLOPs equal what arrays and a trace have."""
   made = subject.moved()
   size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(made)))
   said = made.num_parameters()

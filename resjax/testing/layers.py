@@ -161,7 +161,7 @@ def _normalise(layer: PyTree, site: str, views: Any, context: PyTree = None) -> 
 
 
 def mesh(subject: Subject) -> None:
-  """On two devices, if there are, values and gradients are those of one."""
+  """On two devices, if there are, values and gradients equal those on one device."""
   if jax.device_count() < 2:
     return
   layout = two_devices()

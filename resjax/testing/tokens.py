@@ -55,7 +55,7 @@ def _jacobian(subject: Subject) -> Callable[..., jax.Array]:
 
 
 def decoding(subject: Subject) -> None:
-  """Tokens in chunks, each with the cache of those before, give what all give together.
+  """Decoding tokens in chunks, each with the cache of earlier ones, equals one pass over all.
 
   Every row has another number of tokens in a chunk, with padding behind them.
   """

@@ -42,7 +42,7 @@ def layers(
 
 
 def embeddings(dtype: Any = np.float32) -> np.ndarray:
-  """Returns what the layers start from [B, T, D]."""
+  """Returns the embeddings with which the layers start [B, T, D]."""
   return np.random.default_rng(1).normal(size=(B, T, D)).astype(dtype)
 
 
@@ -93,7 +93,7 @@ def build(
 def moved(fresh: Combinator) -> Combinator:
   """Returns a combinator whose parameters are moved away from their initial values.
 
-  By 0.5 · normal; matrices (what is decayed) by as much in what they make of normal inputs.
+  By 0.5 · normal; matrices (the decayed parameters) by as much in their outputs for normal inputs.
   """
   rng = np.random.default_rng(2)
   graphdef, state = nnx.split(fresh)

@@ -138,12 +138,12 @@ def read_backward(num_sources: int) -> int:
 
 
 def stream_read_forward(num_streams: int) -> int:
-  """Returns 2R + 2: R streams and what is written to them in, R streams and what is read out."""
+  """Returns 2R + 2 passes: R streams and a branch output in, R streams and the read out."""
   return 2 * num_streams + 2
 
 
 def stream_read_backward(num_streams: int) -> int:
-  """Returns 3R + 3: all of that in, with the cotangents of results; those of arguments out."""
+  """Returns 3R + 3 passes: arguments and cotangents of results in, those of arguments out."""
   return 3 * num_streams + 3
 
 

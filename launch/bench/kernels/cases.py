@@ -69,7 +69,7 @@ def forward_case(arm: Arm) -> CompiledCase:
 
 
 def backward_case(arm: Arm) -> CompiledCase:
-  """Returns the reverse pass alone; its arguments are what the forward pass keeps, and `d_out`."""
+  """Returns the reverse pass alone, a function of the forward pass's residuals and `d_out`."""
 
   def keep(*inputs: PyTree) -> Callable[..., PyTree]:
     return _vjp(arm, inputs)[1]
@@ -79,7 +79,7 @@ def backward_case(arm: Arm) -> CompiledCase:
 
 
 def both_case(arm: Arm) -> CompiledCase:
-  """Returns forward and reverse pass as one program, which decides what is kept in between."""
+  """Returns forward and reverse pass as one program, which chooses the residuals."""
 
   def both(inputs: tuple[PyTree, ...], d_out: PyTree) -> tuple[PyTree, PyTree]:
     out, pullback = _vjp(arm, inputs)

@@ -60,7 +60,7 @@ class KernelCase:
     width: D.
     fused: whether a direct read or a merge has the residual add and the following norm.
     banked: whether all sources but the last are in a bank, of which some may not count.
-    threaded: whether sources are threaded; those of a merge always are.
+    threaded: whether sources are threaded; a merge's always are.
     num_slots: N, of a direct read; phase 1 has one less.
     num_reads: S, the reads of a depth block.
     num_tokens: T.
@@ -108,7 +108,7 @@ class Compiled:
   seconds: float
 
   def problems(self) -> list[str]:
-    """Returns what is wrong with the kernel, in words."""
+    """Returns the faults of the compiled kernel, in words."""
     chip, found = GPU_TARGETS[self.gpu], []
     most = most_spilled(self.case.width)
     if self.spilled > most:
@@ -305,7 +305,7 @@ def _compile_all(out: Path, gpu: str, widths: Sequence[int]) -> None:
 
 
 def _checked(gpu: str, case: KernelCase) -> tuple[dict, list[str], str]:
-  """Returns the record of a kernel, what is wrong with it, and a line about it."""
+  """Returns the record of a kernel, its faults, and a line about it."""
   found = compile_kernel(gpu, case)
   if isinstance(found, str):
     return {"case": dataclasses.asdict(case), "refused": found}, [], f"refused: {found}"

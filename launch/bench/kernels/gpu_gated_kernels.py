@@ -15,9 +15,9 @@ NAMES = ("normalise", "mix", "unmix", "unnormalise")
 def prepared(
   name: str, sizes: tuple[int, int, int], dtype: str, layout: Layout, array: Callable
 ) -> str | tuple[GpuTiles, Callable, tuple]:
-  """Returns a kernel of a gated read after which something is written.
+  """Returns a kernel of a gated read that is followed by a write.
 
-  The arguments and what is returned are those of `gpu_stream_kernels.prepared`.
+  Arguments and results are as in `gpu_stream_kernels.prepared`.
   """
   count, tokens, width = sizes
   streams, row = array(count, tokens, width, dtype=dtype), array(tokens, width, dtype=dtype)

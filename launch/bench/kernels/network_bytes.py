@@ -38,7 +38,7 @@ BRANCH_PASSES = 4  # what `sign_flip` takes in forward and reverse pass
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-  """What one form of the network moves, in passes per sublayer.
+  """The traffic of one form of the network, in passes per sublayer.
 
   Attributes:
     arm: the name of the form.

@@ -50,7 +50,7 @@ def stack_read(query: Array, gain: Array, sources: tuple[Array, ...]) -> Array:
 
 
 def residual_norm(gain: Array, x: Array, out: Array) -> tuple[Array, Array]:
-  """Returns what a plain residual computes: (RMS(x + out) ⊙ gain, x + out)."""
+  """Returns the plain residual add and norm: (RMS(x + out) ⊙ gain, x + out)."""
   total = x + out
   return norm(total, gain), total
 

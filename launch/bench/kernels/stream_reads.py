@@ -18,7 +18,7 @@ _Inputs = tuple[Array, Array, Array, Array, Array, Array]
 
 
 def inputs(shape: ReadShape) -> _Inputs:
-  """Returns φ, its biases, the gain, M and b of the write, the R streams, and what is written."""
+  """Returns φ, its biases, the gain, M and b of the write, the R streams, and a branch output."""
   count, tokens, width = shape.num_sources, shape.num_tokens, shape.d_model
   columns = count * (count + 2)
   (phi,) = random_arrays(1, 1, (count, width, columns), "float32")

@@ -78,7 +78,7 @@ class _Runner:
   """One arm in one direction.
 
   Attributes:
-    record: what is known of it.
+    record: its results so far.
     samplers: the ways to time it, the best one first; empty if it cannot run.
   """
 
@@ -159,7 +159,7 @@ def _outputs(case: cases.CompiledCase) -> PyTree:
 
 
 def _large_leaves(tree: PyTree, like: jax.Array) -> list[jax.Array]:
-  """Returns the output and the cotangents of sources, without those of queries and gains."""
+  """Returns the output and the cotangents of sources; leaves out queries and gains."""
   return [leaf for leaf in jax.tree.leaves(tree) if leaf.size % like.size == 0]
 
 
@@ -193,7 +193,7 @@ def _sample(runners: list[_Runner], repeats: int) -> None:
 
 
 def _warm(make: timing.MakeSampler) -> timing.Sampler:
-  """Returns a sampler that has run once, and so has compiled what it needs."""
+  """Returns a sampler that has run once, so that its programs are compiled."""
   sampler = make()
   sampler()
   return sampler

@@ -1,4 +1,4 @@
-"""Takes single reads out of those of a whole depth block."""
+"""Takes single reads out of the stacked reads of a depth block."""
 
 import jax
 from jax import lax

@@ -45,7 +45,7 @@ def cupti(work: Callable[[], Any]) -> Sampler:
 def kernel_times(work: Callable[[], Any], runs: int = 1) -> list[tuple[str, float]]:
   """Returns name and milliseconds of each kernel that a function launches on a GPU.
 
-  It sees the kernels of the whole process, those of JAX and those of torch alike. What passes
+  It sees all kernels of the process, of JAX and of torch. What passes
   between them, the launches, does not count.
 
   Args:

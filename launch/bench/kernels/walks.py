@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 class State(NamedTuple):
-  """The sources [T, D], and what the next read adds to the last of them, or None."""
+  """The sources [T, D], and the term that the next read adds to the last one, or None."""
 
   sources: tuple[Array, ...]
   addend: Array | None
@@ -55,7 +55,7 @@ def forms(
   Args:
     shape: the shape of the network.
     layout: the layout of the device that the kernels are compiled for; default: the one at hand.
-    branch: turns what a sublayer reads into its output; default: `identity`.
+    branch: the function of a sublayer, from its read to its output; default: `identity`.
   """
   branch = identity if branch is None else branch
   direct = reader_by(None, layout)

@@ -1,4 +1,4 @@
-"""Chips, slices and nodes: peaks, memory, and what the compiler is told for them.
+"""Chips, slices and nodes: peaks, memory, and compiler options.
 
 from resjax.base.hardware import TPU_CHIPS, find_tpu
 

@@ -12,13 +12,13 @@ class TpuChip:
   Attributes:
     device_kinds: the values of `jax.Device.device_kind` by which its devices are known.
     devices: number of JAX devices that one chip is: two on TPU7x, one elsewhere.
-    cores: number of TensorCores; those of one device share the grid of a kernel.
+    cores: number of TensorCores; the cores of one device share the grid of a kernel.
     peak_flops: dense bfloat16 matrix FLOP/s of the chip.
     memory: HBM of the chip in GiB.
     available_memory: the GiB of one device that a program can have, as libtpu 0.0.42 reports them
       when it refuses a program.
     bandwidth: nominal bytes per second of the chip's HBM.
-    clock: cycles per second; those of v6e and TPU7x are assumed, not published.
+    clock: cycles per second; the values of v6e and TPU7x are assumed, not published.
     vmem: on-chip vector memory of one TensorCore in bytes.
   """
 

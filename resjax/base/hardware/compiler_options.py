@@ -1,4 +1,4 @@
-"""Options of the compilers: which generation of chips takes which, and what is known of each.
+"""Options of the compilers: which generation of chips takes which, and evidence for each.
 
 A training run and an ahead-of-time compilation pass them with the program (`jax.jit(...,
 compiler_options=...)`), so that both compile the same program in the same way. The environment
@@ -19,7 +19,7 @@ class CompilerOption:
     name: its name.
     value: its value.
     chips: the keys in `chips.TPU_CHIPS` of the generations that take it.
-    evidence: which program shows what it does there.
+    evidence: a program that shows its effect there.
   """
 
   name: str
@@ -148,7 +148,7 @@ def resolve(setting: str, platform: str, device_kind: str) -> Mapping[str, str]:
   """Returns the options to compile with, by name.
 
   Args:
-    setting: `auto`: those of the device; `none`: none of them; then, each after a comma,
+    setting: `auto` for the device's options, or `none`; then, each after a comma,
       `NAME=VALUE` adds or replaces an option, and `-NAME` removes one.
     platform: `tpu`, `gpu` or `cpu`.
     device_kind: the kind of its devices, as `jax.Device.device_kind` tells it.

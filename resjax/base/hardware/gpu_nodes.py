@@ -47,7 +47,7 @@ def is_gpu(name: str) -> bool:
 
 
 def find(gpu: str, devices: int) -> GpuNodes | None:
-  """Returns so many GPUs of a kind, None if nothing is compiled for that kind or number."""
+  """Returns a description of GPUs; None if that kind or number cannot be compiled for."""
   whole = devices in (1, 2, 4) or devices % NODE_GPUS == 0
   return GpuNodes(gpu, devices) if gpu in GPU_TARGETS and whole else None
 

@@ -170,7 +170,7 @@ def _leave(code: int, message: str | None = None) -> NoReturn:
 
   Args:
     code: the exit code.
-    message: what the others are told; None: it was one of them who told.
+    message: the message for the others; None: one of them sent it.
   """
   if active():
     # A service that is gone may keep whoever asks it waiting.

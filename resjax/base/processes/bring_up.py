@@ -24,7 +24,7 @@ def initialize(*, bringup_seconds: int, heartbeat_seconds: int) -> None:
   process only keeps the number of its heaps small.
 
   Args:
-    bringup_seconds: how long to wait until all processes are there.
+    bringup_seconds: how long to wait for all processes.
     heartbeat_seconds: when a process gives no sign of life for so long, all others end.
 
   Raises:

@@ -23,7 +23,7 @@ class Interrupted(BaseException):
   Args:
     message: the message for the user.
     code: the exit code: 0 after SIGTERM, 130 after Ctrl-C.
-    agreed: whether all processes stop here; if not, the others have to be told.
+    agreed: whether all processes stop here; if not, the others are sent a message.
   """
 
   def __init__(self, message: str, code: int, *, agreed: bool = False):
@@ -95,7 +95,7 @@ class _InsistentHandler:
     self._number, self._ended = number, threading.Event()
 
   def error(self) -> BaseException:
-    """Returns what the signal raises."""
+    """Returns the exception that the signal raises."""
     if self._number == signal.SIGINT:
       return KeyboardInterrupt()
     return Interrupted("stopped; nothing had to be saved; the same command goes on", 0)

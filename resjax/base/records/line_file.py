@@ -12,7 +12,7 @@ _LEAST = 10.0  # seconds between two such writes, at least
 
 
 class LocalLines:
-  """A file on a disk, where each line is as soon as it is added.
+  """A file on a disk, to which each line is written as soon as it is added.
 
   Args:
     path: the path of the file.

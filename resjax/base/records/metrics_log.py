@@ -47,8 +47,8 @@ class MetricLogger:
 
   A record is one line, {"step": n, name: value, ...}. JSON has no NaN or infinity, which become
   null. A step may have several records, of training and of evaluation. A resumed run neither misses
-  nor repeats a record if those of step n are logged, and `flush` is called, before the checkpoint
-  of step n is saved.
+  nor repeats a record if all records of step n are logged, and `flush` is called, before the
+  checkpoint of step n is saved.
 
   Args:
     workdir: the folder of the run, which is made where missing.

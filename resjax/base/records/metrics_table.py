@@ -32,7 +32,7 @@ class MetricsTable(dict[str, list[Scalar]], JupyterMixin):
 
   Args:
     records: dicts of metrics with their step, in the order of the steps, as `read_metrics` returns
-      them; those of one step become one row.
+      them; records of one step become one row.
   """
 
   def __init__(self, records: Sequence[Mapping[str, Scalar]]):

@@ -85,7 +85,7 @@ class Progress:
 
   @contextlib.contextmanager
   def doing(self, what: str) -> Iterator[None]:
-    """Says beside the bar what is done in this context, in which no step is taken."""
+    """Names beside the bar the activity in this context, in which no step is taken."""
     if self._bar is None:
       self.message(what)
       yield
@@ -108,7 +108,7 @@ class Progress:
     return max((line for line in lines if len(line) <= room), key=len, default="")
 
   def message(self, text: str) -> None:
-    """Prints a text as it is, above the bar where there is one."""
+    """Prints a text literally, above the bar if there is one."""
     if self._bar and not self._cell:
       self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
     elif self._enabled:

@@ -1,4 +1,4 @@
-"""The time of a step, divided by what it waits for: data, the host, or the device."""
+"""The time of a step, split by cause: waiting for data, for the host, or for the device."""
 
 from resjax.base.records.time_ledger import Ledger
 

@@ -31,7 +31,7 @@ _OPENED = "opened"  # seconds beside the rows: no step waits for them
 
 
 class Ledger:
-  """Counts the seconds of a run by what it does in them.
+  """Counts the seconds of a run by activity.
 
     ledger = Ledger()
     ledger.resume(carried(records, resume_step))
@@ -108,8 +108,8 @@ class Ledger:
   def record(self) -> dict[str, float]:
     """Returns the seconds of each row as goodput/ROW, for metrics.jsonl, and goodput/opened.
 
-    A resumed run knows exactly what it repeats if each evaluation has such a record, and if one is
-    written just before each checkpoint.
+    A resumed run can tell repeated work exactly if every evaluation has such a record, and one is
+    written just before every checkpoint.
     """
     seconds = self.rows() | {_OPENED: self.opened()}
     found = {f"goodput/{row}": round(value, 6) for row, value in seconds.items()}
@@ -136,7 +136,7 @@ class Ledger:
 
 
 def shares(rows: Mapping[str, float]) -> list[tuple[str, float, float]]:
-  """Returns what the rows of an account mean, with their seconds and their share of the whole.
+  """Returns the meaning of each row of an account, its seconds and its share of the whole.
 
   Args:
     rows: the seconds of each row, as `Ledger.rows` returns them; rows without time are left out.

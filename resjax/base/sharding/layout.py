@@ -25,8 +25,8 @@ NO_MESH = Mesh(np.empty((), dtype=object), ())
 class Layout:
   """A mesh, and the rules that say which of its axes split which logical axis.
 
-  Without a mesh (`Layout()`) nothing is split, and arrays lie where JAX puts them. A model that
-  somebody else places has such a layout.
+  Without a mesh (`Layout()`) nothing is split, and JAX places arrays. It is the layout of a model
+  inside a program that places arrays itself.
 
   Attributes:
     mesh: the devices by mesh axis; `NO_MESH` without any.

@@ -28,7 +28,7 @@ class Analysis:
   """Where models switch from the input token to the next one.
 
   Attributes:
-    results: what was measured, for each model.
+    results: the measurements, for each model.
     page: the page of HTML that shows it.
     files: the page, the folder of its figures, and the file with all numbers.
   """
@@ -42,7 +42,7 @@ class Analysis:
     return "\n".join(lines)
 
   def _repr_html_(self) -> str:
-    """Returns what a notebook shows: the text, and the ranks of the model or of all models."""
+    """Returns the HTML for a notebook: the text, and plots of the ranks of one or all models."""
     folder = self.page.parent / page.PLOTS
     ranks = "overlay_rank*.png" if len(self.results) > 1 else "1_rank.png"
     pictures = sorted(folder.glob(ranks), key=str)
@@ -61,13 +61,13 @@ def prepare(
   text: str | None,
   sensitivities: Sequence[Sensitivity] = (),
 ) -> Sequence["Prepared"]:
-  """Returns models with what they are measured on, under names that differ.
+  """Returns models with the texts to measure them on, under names that differ.
 
   Args:
     models: the models.
     texts: returns the data for a model.
     text: the text to show token by token; None: the beginning of the data.
-    sensitivities: what `resjax intervene` has found for some of the models.
+    sensitivities: results of `resjax intervene` for some of the models.
 
   Raises:
     ValueError: a text is too short or too long, or a sensitivity belongs to none of the models.
@@ -125,7 +125,7 @@ class Prepared:
 def measure_all(
   models: Sequence[Prepared], config: ProbeConfig, status: Callable[[str], None]
 ) -> list[Results]:
-  """Measures models one after another; `status` is called with what is being done."""
+  """Measures models one after another; `status` is called with a description of each activity."""
   found = []
   for one in models:
     status(f"measuring {one.model.name}")

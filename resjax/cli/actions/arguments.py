@@ -1,4 +1,4 @@
-"""Checks what the methods of models are called with, so that mistakes are one line."""
+"""Checks the arguments of methods of models, so that mistakes are errors of one line."""
 
 import functools
 import inspect
@@ -18,9 +18,9 @@ _PLURALS = {str: "texts", int: "whole numbers"}
 
 
 def checked(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-  """Returns a function that raises ValueError where an argument has another type than it says.
+  """Returns a function that raises ValueError if an argument does not have its annotated type.
 
-  Numbers and lists may be those of other libraries, see `ranges.plain`. Mappings are left to the
+  Numbers and lists may come from other libraries, see `ranges.plain`. Mappings are left to the
   function, and so are annotations of other kinds than numbers, texts, paths, classes, and lists of
   them.
   """
@@ -51,14 +51,14 @@ def check_least(least: int, **values: int) -> None:
 
 
 def _kinds(function: Callable[..., Any]) -> dict[str, Any]:
-  """Returns the annotations of arguments; that of the result may name what is not imported."""
+  """Returns the annotations of arguments; a result's may name modules that are not imported."""
   annotations = {key: one for key, one in function.__annotations__.items() if key != "return"}
   holder = types.SimpleNamespace(__annotations__=annotations)
   return typing.get_type_hints(holder, function.__globals__)
 
 
 def _wrong(value: Any, kind: Any) -> str:
-  """Returns what a value must be, in words; nothing if it is."""
+  """Returns in words what is allowed instead of a value, or an empty text."""
   origin, inner = typing.get_origin(kind), typing.get_args(kind)
   if origin in (Union, types.UnionType):
     found = [_wrong(value, one) for one in inner]

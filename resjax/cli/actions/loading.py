@@ -73,7 +73,7 @@ def read_text(
     data: the workdir of a run or a checkpoint in it, for the validation split of its corpora
       (documents in random but fixed order); or `python-stdlib`, a file, folder or glob of text,
       JSON or Parquet, or tfds:NAME[/CONFIG].
-    max_tokens: the text ends after so many targets.
+    max_tokens: the text ends after this many targets.
     batch_size: the number of rows at a time, which is raised to a multiple of what its devices
       share.
     seq_len: T; 0: that of the model.

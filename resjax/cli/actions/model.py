@@ -23,9 +23,9 @@ if TYPE_CHECKING:  # it draws, and matplotlib takes a second
 
 
 class ModelActions(abc.ABC):
-  """What a trained model can be asked.
+  """The methods of a trained model: generate, evaluate and analyze.
 
-  Arguments of methods are those of the commands, which messages name.
+  Arguments equal the flags of the commands; messages name these.
 
   Attributes:
     workdir: the folder of the run that trained it; None: no run of resjax did.
@@ -130,7 +130,7 @@ class ModelActions(abc.ABC):
       bos: whether something stands in front of contexts: always, never, or auto: as the rules of a
         pretrained tokenizer say, and nothing with others.
       batch_size: the number of rows at a time.
-      limit: so many documents of each text and task; 0: all.
+      limit: at most this many documents of each text and task; 0: all.
       num_fewshot: examples before each question of the harness; None: as tasks say.
       apply_chat_template: whether questions of the harness are put as chats.
       out: the folder to write results.json and samples.parquet to; None: nothing is written.

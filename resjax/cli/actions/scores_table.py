@@ -62,7 +62,7 @@ def show(report: Report, tasks: _Tasks, console: Console) -> None:
 
 
 def _by_text(found: Mapping[tuple[str, str], _Found]) -> list[tuple[tuple[str, str], _Found]]:
-  """Returns what was found by model and text, with all models of a text together."""
+  """Returns results by model and text, with all models of a text together."""
   texts = list(dict.fromkeys(text for _, text in found))
   return sorted(found.items(), key=lambda item: texts.index(item[0][1]))
 
@@ -83,7 +83,7 @@ def _print(
 
 
 def _harness_rows(one: Mapping[str, Any]) -> list[tuple[str, str, str, str, str]]:
-  """Returns rows of the table of what the harness found, whose keys are METRIC,FILTER."""
+  """Returns table rows of the results of the harness, whose keys are METRIC,FILTER."""
   rows = []
   for task, metrics in one["results"].items():
     for key, value in metrics.items():

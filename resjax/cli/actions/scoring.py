@@ -40,7 +40,7 @@ class ScoringConfig:
     strides: by how many tokens windows advance, one or several numbers; 0: by max_length, disjoint.
     bos: whether contexts begin with the token that begins texts, see `prefix.RULES`.
     batch_size: the number of rows at a time.
-    limit: so many documents of each text and task; 0: all.
+    limit: at most this many documents of each text and task; 0: all.
     num_fewshot: examples before each question of the harness; None: as tasks say.
     apply_chat_template: whether questions of the harness are put as chats.
   """
@@ -179,7 +179,7 @@ def _other_settings(place: Location, settings: Mapping[str, Any]) -> list[str]:
 def _measure(
   model: TrainedModel, texts: Sequence[Corpus], config: ScoringConfig, status: Callable[[str], None]
 ) -> list[Measured]:
-  """Returns what a model makes of texts, once for each stride."""
+  """Returns the measurements of a model on texts, once for each stride."""
   found: list[Measured] = []
   for number, stride in enumerate(config.strides):
     found += measure(

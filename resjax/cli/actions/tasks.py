@@ -1,4 +1,4 @@
-"""Tasks by their names: those of resjax, CORE, and those of lm-evaluation-harness."""
+"""Tasks by their names: tasks of resjax, CORE, and tasks of lm-evaluation-harness."""
 
 import dataclasses
 import importlib.util
@@ -17,12 +17,12 @@ TaskResults = list[dict[str, Any]]  # in the form of the harness, one for each m
 
 
 class Tasks(NamedTuple):
-  """Tasks that are asked for.
+  """The tasks of an evaluation, by kind.
 
   Attributes:
-    texts: those that are texts of resjax, as NAME=PLACE.
-    bundle: the folder of CORE; None: it is not asked for.
-    harness: the names of those of lm-evaluation-harness.
+    texts: texts of resjax, as NAME=PLACE.
+    bundle: the folder of CORE; None: without CORE.
+    harness: the names of tasks of lm-evaluation-harness.
     folder: the folder with further tasks of the harness; None: there is none.
   """
 

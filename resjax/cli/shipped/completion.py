@@ -76,7 +76,7 @@ compdef _resjax resjax
 
 
 def script(shell: str, commands: Iterable[str]) -> str:
-  """Returns what a shell reads, by `source <(resjax completion SHELL)`, to complete `resjax`.
+  """Returns a script that completes `resjax`, for `source <(resjax completion SHELL)`.
 
   Args:
     shell: `bash` or `zsh`.
@@ -140,7 +140,7 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _with_imports(path: Path, seen: set[Path]) -> set[Path]:
-  """Returns a file of launch/ and those of launch/ that it imports, which define flags too."""
+  """Returns a file of launch/ and the files of launch/ that it imports, which define flags too."""
   if path in seen or not path.exists():
     return seen
   seen.add(path)

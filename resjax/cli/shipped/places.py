@@ -65,10 +65,10 @@ def config_file(name: str) -> Path:
 
 @contextlib.contextmanager
 def imports_of(config: Path) -> Iterator[None]:
-  """Lets a config file import from `configs` what comes with resjax, and modules in its own folder.
+  """Lets a config file import resjax's own `configs`, and modules in its own folder.
 
-  If it lies below a folder `configs`, this is a part of that package, too. Another package
-  `configs` that is imported already stays what it is.
+  If it lies below a folder `configs`, this is a part of that package, too. A package
+  `configs` of another origin that is imported already is restored afterwards.
 
   Raises:
     ValueError: a module was imported of which that folder has another version.
