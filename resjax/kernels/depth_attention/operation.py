@@ -4,21 +4,13 @@ from functools import partial
 from typing import Any
 
 from resjax.kernels.depth_attention import bf16_remainder
-from resjax.kernels.depth_attention.operands import (
-  Cotangents,
-  MergeCotangents,
-  MergeOperands,
-  MergeStats,
-  Operands,
-  Read,
-  Stats,
-)
+from resjax.kernels.depth_attention import operands as types
 from resjax.kernels.operation import FIRST, NO_TOKENS, SECOND, THIRD, Axes, Operation
 
 MAX_SOURCES = 128
 
 
-def _limit(read: Read, operands: Operands | MergeOperands) -> str | None:
+def _limit(read: types.Read, operands: types.Operands | types.MergeOperands) -> str | None:
   if read.num_heads > 1:
     return f"it has one head, not num_heads={read.num_heads}"
   if operands.num_slots > MAX_SOURCES:
@@ -26,36 +18,36 @@ def _limit(read: Read, operands: Operands | MergeOperands) -> str | None:
   return None
 
 
-def _direct_axes(read: Read, operands: Operands) -> Axes:
+def _direct_axes(read: types.Read, operands: types.Operands) -> Axes:
   recent = (FIRST,) * len(operands.recent)
-  fields = Operands(SECOND, recent, NO_TOKENS, NO_TOKENS, FIRST, NO_TOKENS)
-  axes, stats = _without_absent(fields, operands), Stats(SECOND, SECOND, FIRST)
+  fields = types.Operands(SECOND, recent, NO_TOKENS, NO_TOKENS, FIRST, NO_TOKENS)
+  axes, stats = _without_absent(fields, operands), types.Stats(SECOND, SECOND, FIRST)
   sources = axes.bank, axes.recent
   return Axes(
     operands=axes,
     results=(FIRST, FIRST if read.adds else None, stats),
     others=(stats, FIRST, sources if read.threaded else None),
-    cotangents=Cotangents(*sources, NO_TOKENS, axes.out_norm_scale),
+    cotangents=types.Cotangents(*sources, NO_TOKENS, axes.out_norm_scale),
   )
 
 
-def _block_axes(read: Read, operands: Operands) -> Axes:
-  direct, stats = _direct_axes(read, operands), Stats(SECOND, THIRD, SECOND)
+def _block_axes(read: types.Read, operands: types.Operands) -> Axes:
+  direct, stats = _direct_axes(read, operands), types.Stats(SECOND, THIRD, SECOND)
   *_, d_sources = direct.others
   return direct._replace(results=(SECOND, stats), others=(stats, SECOND, SECOND, d_sources))
 
 
-def _merge_axes(read: Read, operands: MergeOperands) -> Axes:
-  fields = MergeOperands(SECOND, SECOND, FIRST, NO_TOKENS, NO_TOKENS, FIRST, NO_TOKENS)
+def _merge_axes(read: types.Read, operands: types.MergeOperands) -> Axes:
+  fields = types.MergeOperands(SECOND, SECOND, FIRST, NO_TOKENS, NO_TOKENS, FIRST, NO_TOKENS)
   axes = _without_absent(fields, operands)
   out_inverse_rms = None if operands.out_norm_scale is None else FIRST
   remainder = FIRST if bf16_remainder.is_kept(operands.like.dtype) else None
-  stats = MergeStats(FIRST, FIRST, FIRST, out_inverse_rms, remainder)
+  stats = types.MergeStats(FIRST, FIRST, FIRST, out_inverse_rms, remainder)
   return Axes(
     operands=axes,
     results=(FIRST, FIRST if read.adds else None, stats),
     others=(FIRST, stats, FIRST, FIRST, (SECOND, SECOND)),
-    cotangents=MergeCotangents(SECOND, SECOND, FIRST, NO_TOKENS, axes.out_norm_scale),
+    cotangents=types.MergeCotangents(SECOND, SECOND, FIRST, NO_TOKENS, axes.out_norm_scale),
   )
 
 

@@ -5,8 +5,8 @@ and works on one token at a time, on every P-th one if there are P programs. The
 pass through *rings* in shared memory (ring.py), filled by asynchronous copies that run ahead. A row
 is D channels in the registers of the program (row_ops.py):
 
-  def kernel(refs: Refs) -> None:
-    ring = call.make_ring(refs.rings[0], stream_rows(refs.inputs), tokens)
+  def kernel(refs: call.Refs) -> None:
+    ring = call.make_ring(refs.rings[0], call.stream_rows(refs.inputs), tokens)
 
     def one(step: Array, _: None) -> None:
       ring.wait(step, 0)
@@ -19,26 +19,13 @@ is D channels in the registers of the program (row_ops.py):
 from resjax.kernels.mosaic_gpu import call as call
 from resjax.kernels.mosaic_gpu import row_ops as row_ops
 from resjax.kernels.mosaic_gpu import tiles as tiles
-from resjax.kernels.mosaic_gpu.call import Refs as Refs
-from resjax.kernels.mosaic_gpu.call import Results as Results
-from resjax.kernels.mosaic_gpu.call import device_obstacle as device_obstacle
-from resjax.kernels.mosaic_gpu.call import row_stream as row_stream
-from resjax.kernels.mosaic_gpu.call import stream_rows as stream_rows
 from resjax.kernels.mosaic_gpu.ring import Ring as Ring
 from resjax.kernels.mosaic_gpu.ring import Stream as Stream
 from resjax.kernels.mosaic_gpu.ring import when as when
 from resjax.kernels.mosaic_gpu.row_ops import WARPS as WARPS
 from resjax.kernels.mosaic_gpu.row_ops import ChannelSums as ChannelSums
 from resjax.kernels.mosaic_gpu.row_ops import Row as Row
-from resjax.kernels.mosaic_gpu.row_ops import each as each
-from resjax.kernels.mosaic_gpu.tiles import MAX_GROUP as MAX_GROUP
 from resjax.kernels.mosaic_gpu.tiles import MAX_ROWS as MAX_ROWS
 from resjax.kernels.mosaic_gpu.tiles import GpuTiles as GpuTiles
 from resjax.kernels.mosaic_gpu.tiles import choose_tiles as choose_tiles
-from resjax.kernels.mosaic_gpu.tiles import even as even
-from resjax.kernels.mosaic_gpu.tiles import fitting_rows as fitting_rows
-from resjax.kernels.mosaic_gpu.tiles import most_programs as most_programs
 from resjax.kernels.mosaic_gpu.tiles import room_of as room_of
-from resjax.kernels.mosaic_gpu.tiles import rounded as rounded
-from resjax.kernels.mosaic_gpu.tiles import spread as spread
-from resjax.kernels.operation import LANES as LANES

@@ -7,7 +7,7 @@ import jax
 from jax.experimental import pallas as pl
 
 from resjax.base import Array
-from resjax.kernels.mosaic_tpu.numbers import TOKENS
+from resjax.kernels.mosaic_tpu.columns import TOKENS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,17 +20,7 @@ from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
 from resjax.kernels.depth_attention.mosaic_gpu.source_rows import row_of
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
-from resjax.kernels.mosaic_gpu import (
-  ChannelSums,
-  GpuTiles,
-  Refs,
-  Ring,
-  Stream,
-  call,
-  room_of,
-  row_ops,
-  when,
-)
+from resjax.kernels.mosaic_gpu import GpuTiles, Ring, Stream, call, room_of, row_ops, when
 from resjax.kernels.operation import Field, Ref
 
 # Tables of numbers per pair of a read and a source: the factors of the cotangent of the read's
@@ -120,7 +110,7 @@ def backward(
   return Cotangents(bank, recent, call.unfold(written.totals), None)
 
 
-def _kernel(threaded: bool, group: int, refs: Refs) -> None:
+def _kernel(threaded: bool, group: int, refs: call.Refs) -> None:
   inputs: _Inputs = refs.inputs
   operands, (numbers, *summed) = inputs.operands, refs.numbers
   ring, d_reads, *before = _rings(inputs, refs)
@@ -159,7 +149,7 @@ def _kernel(threaded: bool, group: int, refs: Refs) -> None:
     row_ops.store(refs.own_totals().at[s], row_ops.load(d_query.at[s]))
 
 
-def _rings(inputs: _Inputs, refs: Refs) -> list[Ring]:
+def _rings(inputs: _Inputs, refs: call.Refs) -> list[Ring]:
   """Returns rings of sources, of output cotangents, and if threaded of source cotangents."""
   operands = inputs.operands
   sources = source_rows.source_streams(operands)
@@ -193,7 +183,7 @@ def _load_numbers(token: _Token) -> None:
       numbers.tables[_WEIGHT, s, slot] = stats.logits[s, slot, token.token]
 
 
-def _score(token: _Token, walk: SourceWalk, sums: ChannelSums) -> None:
+def _score(token: _Token, walk: SourceWalk, sums: row_ops.ChannelSums) -> None:
   """Writes ⟨dh_s, v_n⟩ of all pairs to `numbers`."""
   num_reads = token.inputs.operands.query.shape[0]
   rows = [functools.partial(token.d_reads, s) for s in range(num_reads)]

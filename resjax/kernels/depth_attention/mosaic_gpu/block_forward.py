@@ -18,7 +18,7 @@ from resjax.kernels.depth_attention.mosaic_gpu import pairs, source_rows, two_ph
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
-from resjax.kernels.mosaic_gpu import ChannelSums, GpuTiles, Refs, call, room_of, row_ops
+from resjax.kernels.mosaic_gpu import GpuTiles, call, room_of, row_ops
 from resjax.kernels.operation import Field, Ref
 
 # Tables of numbers per pair of a read and a source, see pairs.py.
@@ -80,7 +80,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   return call.unfold(written.out), written.stats
 
 
-def _kernel(read: Read, group: int, refs: Refs) -> None:
+def _kernel(read: Read, group: int, refs: call.Refs) -> None:
   operands: Operands = refs.inputs
   numbers = _Numbers(*refs.numbers)
   streams = source_rows.source_streams(operands)
@@ -107,7 +107,7 @@ def _kernel(read: Read, group: int, refs: Refs) -> None:
 
 
 def _score(
-  operands: Operands, walk: SourceWalk, sums: ChannelSums, numbers: _Numbers, slots: range
+  operands: Operands, walk: SourceWalk, sums: row_ops.ChannelSums, numbers: _Numbers, slots: range
 ) -> None:
   """Writes |v_n|² and the dot products with all queries of a group of sources to `numbers`."""
   queries = [

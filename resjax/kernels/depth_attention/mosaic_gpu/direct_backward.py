@@ -22,22 +22,8 @@ from resjax.kernels.depth_attention.mosaic_gpu import direct_plan, source_rows
 from resjax.kernels.depth_attention.mosaic_gpu.source_rows import row_of
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
-from resjax.kernels.mosaic_gpu import (
-  LANES,
-  ChannelSums,
-  GpuTiles,
-  Refs,
-  Ring,
-  Row,
-  Stream,
-  call,
-  each,
-  room_of,
-  row_ops,
-  row_stream,
-  when,
-)
-from resjax.kernels.operation import Ref
+from resjax.kernels.mosaic_gpu import GpuTiles, Ring, Row, Stream, call, room_of, row_ops, when
+from resjax.kernels.operation import LANES, Ref
 
 # Numbers per source, in shared memory: the factors of the cotangent of the mix, of the query and of
 # the source itself in the cotangent of the source.
@@ -84,7 +70,7 @@ def backward(
   return Cotangents(*call.unfold((*d_sources, *written.totals)))
 
 
-def _kernel(read: Read, group: int, refs: Refs) -> None:
+def _kernel(read: Read, group: int, refs: call.Refs) -> None:
   sums, (numbers, *shared) = refs.sums, refs.numbers
   operands, stats, d_out = refs.inputs
   tokens, groups, _ = operands.like.shape
@@ -96,7 +82,7 @@ def _kernel(read: Read, group: int, refs: Refs) -> None:
   # would fetch: where sources do not stay, d_out comes behind the walk that mixes them.
   place = operands.num_slots if normed and not kept else 0
   streams = sources * (1 if kept else num_walks)
-  streams = (*streams[:place], row_stream(d_out), *streams[place:])
+  streams = (*streams[:place], call.row_stream(d_out), *streams[place:])
   ring = call.make_ring(refs.rings[0], streams, tokens)
   before = None
   if read.threaded:
@@ -161,7 +147,9 @@ def _mix(walk: SourceWalk, numbers: Ref, groups: int) -> Row:
   for slots in walk.groups():
     for slot in slots:
       weight = numbers[_WEIGHT, slot]
-      mixed = walk.add(mixed, slot, lambda h, x, p=weight: each(lambda a, b: a + p * b, h, x))
+      mixed = walk.add(
+        mixed, slot, lambda h, x, p=weight: row_ops.each(lambda a, b: a + p * b, h, x)
+      )
     walk.release(slots)
   return mixed
 
@@ -170,7 +158,7 @@ def _norm_backward(
   read: Read,
   x: Row,
   scale: Ref,
-  sums: ChannelSums,
+  sums: row_ops.ChannelSums,
   d_out: Callable[[int], Array],
   total: Row | None,
   ref: Ref | None,
@@ -204,7 +192,7 @@ def _norm_backward(
   return tuple(d_x), tuple(d_scale)
 
 
-def _score(walk: SourceWalk, sums: ChannelSums, d_mixed: Row) -> Array:
+def _score(walk: SourceWalk, sums: row_ops.ChannelSums, d_mixed: Row) -> Array:
   """Returns ⟨d_mixed, v_n⟩ of all slots, 0 where a slot does not count."""
   scores = _vector(jnp.zeros((LANES,), jnp.float32))
   for slots in walk.groups():

@@ -15,20 +15,7 @@ from jax import lax
 from resjax.base import Array
 from resjax.kernels.depth_attention.mosaic_gpu import direct_plan, source_rows
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
-from resjax.kernels.mosaic_gpu import (
-  ChannelSums,
-  GpuTiles,
-  Refs,
-  Ring,
-  Row,
-  Stream,
-  call,
-  each,
-  room_of,
-  row_ops,
-  row_stream,
-  when,
-)
+from resjax.kernels.mosaic_gpu import GpuTiles, Ring, Row, Stream, call, room_of, row_ops, when
 from resjax.kernels.operation import Field
 
 # Registers of a thread that may hold sources between the two times that they are used.
@@ -78,11 +65,11 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
   return *call.unfold((written.out, written.running)), written.stats
 
 
-def _kernel(read: Read, group: int, refs: Refs) -> None:
+def _kernel(read: Read, group: int, refs: call.Refs) -> None:
   operands: Operands = refs.inputs
   streams = source_rows.source_streams(operands)
   if read.adds:  # the last source is needed for the sum even if it does not count
-    streams = (*streams[:-1], Stream(streams[-1].row), row_stream(operands.addend))
+    streams = (*streams[:-1], Stream(streams[-1].row), call.row_stream(operands.addend))
   tokens, groups, _ = operands.like.shape
   ring = call.make_ring(refs.rings[0], streams, tokens)
   query = row_ops.load(operands.query)
@@ -120,7 +107,7 @@ class _Token:
   operands: Operands
   outputs: _Outputs
   ring: Ring
-  sums: ChannelSums
+  sums: row_ops.ChannelSums
   query: Row
   step: Array
 
@@ -133,7 +120,7 @@ class _Token:
     ring, step, last = self.ring, self.step, self.operands.num_slots - 1
     ring.wait(step, last)
     ring.wait(step, last + 1)
-    running = each(jnp.add, ring.load(step, last), ring.load(step, last + 1))
+    running = row_ops.each(jnp.add, ring.load(step, last), ring.load(step, last + 1))
     ring.store(step, last, running)
     row_ops.store(self.outputs.running.at[ring.token(step)], running)
 
@@ -154,8 +141,8 @@ class _Token:
         if not (self.read.adds and slot == operands.num_slots - 1):
           self.ring.wait(self.step, slot)
         x = self.ring.load(self.step, slot)
-        sums.put(i, each(jnp.multiply, x, x))
-        sums.put(count + i, each(jnp.multiply, x, self.query))
+        sums.put(i, row_ops.each(jnp.multiply, x, x))
+        sums.put(count + i, row_ops.each(jnp.multiply, x, self.query))
         if has_room and self._valid(slot) is None:
           held[slot] = x
 
@@ -179,13 +166,13 @@ class _Token:
     # While no slot has counted yet the peak is -inf, which must not be subtracted from itself.
     base = jnp.where(peak > -jnp.inf, peak, 0.0)
     rescale = jnp.exp(mix.peak - base)
-    total, mixed = rescale * mix.total, each(lambda part: rescale * part, mix.mixed)
+    total, mixed = rescale * mix.total, row_ops.each(lambda part: rescale * part, mix.mixed)
     for slot, logit in zip(slots, logits, strict=True):
       weight = jnp.exp(logit - base)
 
       def add(mixed: Row, slot: int = slot, weight: Array = weight) -> Row:
         x = held[slot] if slot in held else self.ring.load(self.step, slot)
-        return each(lambda part, x: part + weight * x, mixed, x)
+        return row_ops.each(lambda part, x: part + weight * x, mixed, x)
 
       valid = self._valid(slot)
       mixed = add(mixed) if valid is None else lax.cond(valid, add, lambda mixed: mixed, mixed)
@@ -196,7 +183,7 @@ class _Token:
     """Writes the output, normalised if there is a gain, and the lse."""
     token, scale = self.ring.token(self.step), self.operands.out_norm_scale
     self.outputs.stats.lse[token] = mix.peak + jnp.log(mix.total)
-    out = each(lambda x: x / mix.total, mix.mixed)
+    out = row_ops.each(lambda x: x / mix.total, mix.mixed)
     if scale is not None:
       out = row_ops.scaled(out, self.sums.inverse_rms(out, self.read.out_norm_eps), scale)
     row_ops.store(self.outputs.out.at[token], out)

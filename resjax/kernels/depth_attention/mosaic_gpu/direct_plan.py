@@ -6,17 +6,8 @@ of a streaming multiprocessor (SM) in bytes, see `tiles.room_of`.
 
 import jax
 
-from resjax.kernels.mosaic_gpu import (
-  LANES,
-  MAX_GROUP,
-  MAX_ROWS,
-  GpuTiles,
-  even,
-  fitting_rows,
-  most_programs,
-  rounded,
-  spread,
-)
+from resjax.kernels.mosaic_gpu import MAX_ROWS, GpuTiles, tiles
+from resjax.kernels.operation import LANES
 
 _NUMBERS = (3 * LANES,)  # three numbers per source
 
@@ -27,9 +18,9 @@ def choose_forward(like: jax.ShapeDtypeStruct, num_slots: int, room: int) -> Gpu
   A group is at most half of the ring, so that the other half can be filled while it is read. None
   if two rows do not fit.
   """
-  rows = fitting_rows(like, 8, _NUMBERS, 1, most_programs(like), room)
-  group = even(num_slots, max(1, min(4, rows // 2)))
-  return _tiles(like, group, (group + 1,), rounded(2 * group), room, _NUMBERS)
+  rows = tiles.fitting_rows(like, 8, _NUMBERS, 1, tiles.most_programs(like), room)
+  group = tiles.even(num_slots, max(1, min(4, rows // 2)))
+  return _tiles(like, group, (group + 1,), tiles.rounded(2 * group), room, _NUMBERS)
 
 
 def choose_backward(
@@ -43,14 +34,16 @@ def choose_backward(
   numbers of sums over tokens are in shared memory too.
   """
   numbers = _NUMBERS + ((sums,) if sums else ())
-  for most in (MAX_GROUP, MAX_GROUP // 2, MAX_GROUP // 4) if num_slots < MAX_ROWS else ():
-    group = even(num_slots, most)
+  for part in (1, 2, 4) if num_slots < MAX_ROWS else ():
+    group = tiles.even(num_slots, tiles.MAX_GROUP // part)
     least = (num_slots + 1, group)[: 1 + threaded]
-    if kept := _tiles(like, group, least, rounded(group), room, numbers):
+    if kept := _tiles(like, group, least, tiles.rounded(group), room, numbers):
       return kept
-  rows = fitting_rows(like, 8, numbers, 1 + threaded, most_programs(like), room)
-  group = even(num_slots, max(1, min(MAX_GROUP, rows // (2 + threaded))))
-  return _tiles(like, group, (group + 1, group)[: 1 + threaded], rounded(group), room, numbers)
+  rows = tiles.fitting_rows(like, 8, numbers, 1 + threaded, tiles.most_programs(like), room)
+  group = tiles.even(num_slots, max(1, min(tiles.MAX_GROUP, rows // (2 + threaded))))
+  return _tiles(
+    like, group, (group + 1, group)[: 1 + threaded], tiles.rounded(group), room, numbers
+  )
 
 
 def _tiles(
@@ -62,9 +55,9 @@ def _tiles(
   numbers: tuple[int, ...],
 ) -> GpuTiles | None:
   """Returns tiles for as many programs as have room for rings of `least` rows; None if none has."""
-  for programs in range(most_programs(like), 0, -1):
-    rows = fitting_rows(like, summed_rows, numbers, len(least), programs, room)
+  for programs in range(tiles.most_programs(like), 0, -1):
+    rows = tiles.fitting_rows(like, summed_rows, numbers, len(least), programs, room)
     if rows >= sum(least):
-      first, *others = spread(rows, least, (MAX_ROWS,) * len(least))
+      first, *others = tiles.spread(rows, least, (MAX_ROWS,) * len(least))
       return GpuTiles(first, group, summed_rows, programs, numbers, tuple(others))
   return None

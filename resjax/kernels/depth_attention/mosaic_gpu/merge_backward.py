@@ -1,7 +1,7 @@
 """Reverse pass of the merge on NVIDIA GPUs, which does not read the result of phase 1.
 
-Two cotangents are changed in place: this merge adds to the cotangent of the running sum, and
-overwrites one row of the cotangent of phase 1's outputs.
+In place it adds to the cotangent of the running sum, and overwrites one row of the cotangent of
+phase 1's outputs.
 """
 
 import dataclasses
@@ -25,17 +25,7 @@ from resjax.kernels.depth_attention.operands import (
   Read,
   share,
 )
-from resjax.kernels.mosaic_gpu import (
-  ChannelSums,
-  GpuTiles,
-  Refs,
-  Ring,
-  call,
-  room_of,
-  row_ops,
-  row_stream,
-  when,
-)
+from resjax.kernels.mosaic_gpu import GpuTiles, Ring, call, room_of, row_ops, when
 from resjax.kernels.operation import Field
 
 # Positions of a token's rows in the ring.
@@ -129,21 +119,21 @@ def backward(
   return MergeCotangents(first, written.updated.lse, running, d_query, d_scale)
 
 
-def _kernel(read: Read, refs: Refs) -> None:
+def _kernel(read: Read, refs: call.Refs) -> None:
   inputs: _Inputs = refs.inputs
   operands = inputs.operands
   tokens, groups, _ = operands.like.shape
   normed = operands.out_norm_scale is not None
   streams = (
-    row_stream(inputs.d_out),
-    row_stream(inputs.out),
-    row_stream(operands.running, operands.counts[0] > 0),
-    row_stream(refs.updated.running),
+    call.row_stream(inputs.d_out),
+    call.row_stream(inputs.out),
+    call.row_stream(operands.running, operands.counts[0] > 0),
+    call.row_stream(refs.updated.running),
   )
   (word_rows, summed), words = refs.numbers, None
   ring = call.make_ring(refs.rings[0], streams, tokens)
   if word_rows:
-    words = call.make_ring(word_rows, (row_stream(inputs.stats.remainder),), tokens)
+    words = call.make_ring(word_rows, (call.row_stream(inputs.stats.remainder),), tokens)
 
   def token_backward(step: Array, totals: _Totals | None) -> _Totals | None:
     token = _Token(read, inputs, refs.updated, ring, words, refs.sums, summed, step)
@@ -207,7 +197,7 @@ class _Token:
   updated: _Updated
   ring: Ring
   words: Ring | None
-  sums: ChannelSums
+  sums: row_ops.ChannelSums
   summed: _Totals | None
   step: Array
 

@@ -17,19 +17,7 @@ from resjax.kernels.depth_attention.operands import (
   away_from_zero,
   share,
 )
-from resjax.kernels.mosaic_gpu import (
-  GpuTiles,
-  Refs,
-  Ring,
-  Row,
-  Stream,
-  call,
-  each,
-  room_of,
-  row_ops,
-  row_stream,
-  when,
-)
+from resjax.kernels.mosaic_gpu import GpuTiles, Ring, Row, Stream, call, room_of, row_ops, when
 from resjax.kernels.operation import Field, Ref
 
 # Positions of a token's rows in the ring.
@@ -75,7 +63,7 @@ def fold_operands(operands: MergeOperands) -> MergeOperands:
   return call.fold(rows)._replace(lse=operands.lse, counts=operands.counts)
 
 
-def _kernel(read: Read, refs: Refs) -> None:
+def _kernel(read: Read, refs: call.Refs) -> None:
   operands: MergeOperands = refs.inputs
   outputs: _Outputs = refs.outputs
   sums = refs.sums
@@ -86,8 +74,8 @@ def _kernel(read: Read, refs: Refs) -> None:
     token, stats = ring.token(step), outputs.stats
     lse = operands.lse[operands.counts[1], token]  # ahead of its use, while the rows arrive
     u = _running(read, operands, outputs, ring, step)
-    sums.put(0, each(jnp.multiply, u, u))
-    sums.put(1, each(jnp.multiply, u, row_ops.load(operands.query)))
+    sums.put(0, row_ops.each(jnp.multiply, u, u))
+    sums.put(1, row_ops.each(jnp.multiply, u, row_ops.load(operands.query)))
     sums.reduce()
     inverse_rms = lax.rsqrt(sums[0] / (groups * row_ops.LANES) + read.eps)
     logit = sums[1] * inverse_rms
@@ -97,7 +85,7 @@ def _kernel(read: Read, refs: Refs) -> None:
     stats.log_odds[token] = log_odds
     beta, rest = share(log_odds), share(-log_odds)
     ring.wait(step, _FIRST)
-    h = each(lambda first, u: rest * first + beta * u, ring.load(step, _FIRST), u)
+    h = row_ops.each(lambda first, u: rest * first + beta * u, ring.load(step, _FIRST), u)
     ring.release(step, range(len(ring.streams)))
     if operands.out_norm_scale is not None:
       out_inverse_rms = sums.inverse_rms(h, read.out_norm_eps)
@@ -121,7 +109,7 @@ def words_of(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct | None:
 
 def _store_remainder(ref: Ref, h: Row, dtype: jnp.dtype) -> None:
   """Writes what rounding takes from a row; neighbouring parts of the row share words."""
-  remainders = each(bf16_remainder.remainder, h, row_ops.rounded(h, dtype))
+  remainders = row_ops.each(bf16_remainder.remainder, h, row_ops.rounded(h, dtype))
   count = bf16_remainder.per_word(_WORD)
   for index, start in enumerate(range(0, len(remainders), count)):
     row_ops.store_part(ref, index, bf16_remainder.pack(remainders[start : start + count], _WORD))
@@ -132,8 +120,8 @@ def _streams(read: Read, operands: MergeOperands) -> tuple[Stream, ...]:
   # needed too.
   counts = None if read.adds else operands.counts[0] > 0
   first = Stream(lambda token: operands.out.at[operands.counts[1], token])
-  addend = (row_stream(operands.addend),) if read.adds else ()
-  return first, row_stream(operands.running, counts), *addend
+  addend = (call.row_stream(operands.addend),) if read.adds else ()
+  return first, call.row_stream(operands.running, counts), *addend
 
 
 def _running(
@@ -144,7 +132,7 @@ def _running(
   u = ring.load(step, _RUNNING)
   if read.adds:
     ring.wait(step, _ADDEND)
-    u = row_ops.rounded(each(jnp.add, u, ring.load(step, _ADDEND)), ring.rows.dtype)
+    u = row_ops.rounded(row_ops.each(jnp.add, u, ring.load(step, _ADDEND)), ring.rows.dtype)
     row_ops.store(outputs.running.at[ring.token(step)], u)
   counts = operands.counts[0] > 0
-  return each(lambda part: jnp.where(counts, part, 0.0), u)
+  return row_ops.each(lambda part: jnp.where(counts, part, 0.0), u)

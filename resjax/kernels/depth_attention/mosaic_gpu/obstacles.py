@@ -12,7 +12,7 @@ from resjax.kernels.depth_attention.mosaic_gpu import (
 )
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
 from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
-from resjax.kernels.mosaic_gpu import device_obstacle, room_of
+from resjax.kernels.mosaic_gpu import call, room_of
 
 _MAX_WIDTH = 8192  # of rows that are held in registers: a thread has its share of up to four rows
 
@@ -21,7 +21,7 @@ def direct(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels of the direct read cannot run, or None."""
   return (
     _width_obstacle(operands)
-    or device_obstacle(read)
+    or call.device_obstacle(read)
     or _room_obstacle(read, operands, direct_forward, direct_backward)
   )
 
@@ -30,14 +30,14 @@ def block(read: Read, operands: Operands) -> str | None:
   """Returns why the kernels of phase 1 cannot run, or None."""
   if operands.num_slots > MAX_SOURCES:
     return f"there are {operands.num_slots} sources, it takes up to {MAX_SOURCES}"
-  return device_obstacle(read) or _room_obstacle(read, operands, block_forward, block_backward)
+  return call.device_obstacle(read) or _room_obstacle(read, operands, block_forward, block_backward)
 
 
 def merge(read: Read, operands: MergeOperands) -> str | None:
   """Returns why the kernels of the merge cannot run, or None."""
   return (
     _width_obstacle(operands)
-    or device_obstacle(read)
+    or call.device_obstacle(read)
     or _room_obstacle(read, operands, merge_forward, merge_backward)
   )
 

@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from resjax.base import Array
 from resjax.kernels.depth_attention.mosaic_gpu.source_walk import SourceWalk
 from resjax.kernels.depth_attention.operands import Operands
-from resjax.kernels.mosaic_gpu import WARPS, ChannelSums, row_ops
+from resjax.kernels.mosaic_gpu import WARPS, row_ops
 from resjax.kernels.operation import Ref
 
 MAX_SOURCES = 32  # lanes of a warp
@@ -79,7 +79,7 @@ def valid_sources(operands: Operands, rows: int) -> Array:
 
 def dot_products(
   walk: SourceWalk,
-  sums: ChannelSums,
+  sums: row_ops.ChannelSums,
   slots: range,
   rows: Sequence[Callable | None],
   put: Callable[[int, int, Array], None],

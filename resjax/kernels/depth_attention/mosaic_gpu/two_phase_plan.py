@@ -8,19 +8,11 @@ import jax
 
 from resjax.kernels.depth_attention.mosaic_gpu import pairs
 from resjax.kernels.depth_attention.mosaic_gpu.pairs import MAX_SOURCES
-from resjax.kernels.mosaic_gpu import (
-  MAX_GROUP,
-  MAX_ROWS,
-  GpuTiles,
-  even,
-  fitting_rows,
-  most_programs,
-  spread,
-)
+from resjax.kernels.mosaic_gpu import MAX_ROWS, GpuTiles, tiles
 
 # Rows that are summed together: in phase 1 the products of two reads with a full group of sources,
 # in a merge as few as are possible.
-_BLOCK_SUMS, _MERGE_SUMS = 2 * MAX_GROUP, 4
+_BLOCK_SUMS, _MERGE_SUMS = 2 * tiles.MAX_GROUP, 4
 # The reverse pass of phase 1 takes the registers of several reads, also of narrow rows.
 _BACKWARD_PROGRAMS = 3
 
@@ -50,10 +42,10 @@ def choose_forward(
   The ring holds the sources of at most two tokens, because more rows would take space from the
   first-level cache, which the queries need.
   """
-  numbers, group = forward_numbers(num_reads), even(num_slots, MAX_GROUP)
-  for programs in range(most_programs(like), 0, -1):
+  numbers, group = forward_numbers(num_reads), tiles.even(num_slots, tiles.MAX_GROUP)
+  for programs in range(tiles.most_programs(like), 0, -1):
     stay = max(3 * num_slots // 2 if programs > 1 else num_slots, group + 1)
-    rows = min(MAX_ROWS, fitting_rows(like, _BLOCK_SUMS, numbers, 1, programs, room))
+    rows = min(MAX_ROWS, tiles.fitting_rows(like, _BLOCK_SUMS, numbers, 1, programs, room))
     if rows >= stay:
       rows = min(rows, max(2 * num_slots, 2))
       return GpuTiles(rows, group, _BLOCK_SUMS, programs, numbers)
@@ -71,23 +63,25 @@ def choose_backward(
   The sums of the cotangents of the queries are in shared memory too, if there is room for them
   beside the sources.
   """
-  group, width = even(num_slots, MAX_GROUP), like.shape[-1]
+  group, width = tiles.even(num_slots, tiles.MAX_GROUP), like.shape[-1]
   rings = 3 if threaded else 2
   least = (max(num_slots, group + 1), num_reads, group)[:rings]
   if max(least) <= MAX_ROWS:
     for numbers in (backward_numbers(num_reads, width), backward_numbers(num_reads, 0)):
-      for programs in range(min(_BACKWARD_PROGRAMS, most_programs(like)), 0, -1):
-        rows = fitting_rows(like, _BLOCK_SUMS, numbers, rings, programs, room)
+      for programs in range(min(_BACKWARD_PROGRAMS, tiles.most_programs(like)), 0, -1):
+        rows = tiles.fitting_rows(like, _BLOCK_SUMS, numbers, rings, programs, room)
         if rows >= (3 * sum(least) // 2 if programs > 1 else sum(least)):
-          sizes = spread(rows, least, (2 * least[0], 2 * num_reads, num_slots))
+          sizes = tiles.spread(rows, least, (2 * least[0], 2 * num_reads, num_slots))
           return GpuTiles(sizes[0], group, _BLOCK_SUMS, programs, numbers, sizes[1:])
   numbers = backward_numbers(num_reads, 0)
-  rows = fitting_rows(like, _BLOCK_SUMS, numbers, rings, 1, room)
+  rows = tiles.fitting_rows(like, _BLOCK_SUMS, numbers, rings, 1, room)
   most = min(group, (rows - num_reads - 1) // (rings - 1))
   if most < 1 or num_reads > MAX_ROWS:
     return None
-  group = even(num_slots, most)
-  sizes = spread(rows, (group + 1, num_reads, group)[:rings], (num_slots, num_reads, num_slots))
+  group = tiles.even(num_slots, most)
+  sizes = tiles.spread(
+    rows, (group + 1, num_reads, group)[:rings], (num_slots, num_reads, num_slots)
+  )
   return GpuTiles(sizes[0], group, _BLOCK_SUMS, 1, numbers, sizes[1:])
 
 
@@ -98,8 +92,8 @@ def choose_merge(
 
   A token has `num_streams` rows; `numbers` are sizes of further shared memory in float32.
   """
-  for programs in range(most_programs(like), 0, -1):
-    rows = fitting_rows(like, _MERGE_SUMS, numbers, 1, programs, room)
+  for programs in range(tiles.most_programs(like), 0, -1):
+    rows = tiles.fitting_rows(like, _MERGE_SUMS, numbers, 1, programs, room)
     if rows >= (2 * num_streams if programs > 1 else num_streams):
       return GpuTiles(min(rows, 4 * num_streams), 1, _MERGE_SUMS, programs, numbers)
   return None

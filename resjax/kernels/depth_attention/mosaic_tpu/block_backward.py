@@ -22,8 +22,8 @@ from resjax.kernels.depth_attention.mosaic_tpu.block_plan import (
   over_slots,
 )
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
-from resjax.kernels.mosaic_tpu import LANES, ROWS, Span, TileKernel, launch, on_one_device, tiled
-from resjax.kernels.operation import Field, Ref
+from resjax.kernels.mosaic_tpu import ROWS, Span, call
+from resjax.kernels.operation import LANES, Field, Ref
 
 
 class _Numbers(NamedTuple):
@@ -43,7 +43,7 @@ class _Inputs(NamedTuple):
   d_sources: source_cotangents.SourceCotangents
 
 
-@on_one_device
+@call.on_one_device
 def backward(
   read: Read, operands: Operands, stats: Stats, d_out: Array, d_lse: Array, d_sources: PyTree
 ) -> Cotangents:
@@ -54,23 +54,23 @@ def backward(
   sums, reads, slots = (plan.padded_reads, sizes.width), plan.num_reads, sizes.num_slots
   outputs = Cotangents(
     *source_cotangents.outputs_of(plan),
-    tiled(
+    call.tiled(
       jax.ShapeDtypeStruct((plan.grid[0], *sums), jnp.float32),
       pl.BlockSpec((None, *sums), lambda p, i, _: (p, 0, 0)),
     ),
     None,
   )
-  written = launch(
+  written = call.launch(
     read,
     _Kernel,
     plan,
     "depth_attention_block_backward",
     operands.counts,
     inputs=_Inputs(
-      tiled(queries, plan.whole_spec(len(queries))),
+      call.tiled(queries, plan.whole_spec(len(queries))),
       numbers,
       plan.slots(operands),
-      tiled(d_out, plan.reads_spec()),
+      call.tiled(d_out, plan.reads_spec()),
       source_cotangents.inputs_of(plan, operands, d_sources),
     ),
     outputs=outputs,
@@ -97,7 +97,7 @@ def _numbers(plan: BlockPlan, stats: Stats, d_lse: Array) -> _Numbers:
   )
 
 
-class _Kernel(TileKernel):
+class _Kernel(call.TileKernel):
   plan: BlockPlan
   inputs: _Inputs
   outputs: Cotangents

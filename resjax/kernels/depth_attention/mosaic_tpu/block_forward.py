@@ -20,17 +20,8 @@ from resjax.kernels.depth_attention.mosaic_tpu.block_plan import (
   over_slots,
 )
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
-from resjax.kernels.mosaic_tpu import (
-  LANES,
-  ROWS,
-  SUBLANES,
-  Span,
-  TileKernel,
-  launch,
-  on_one_device,
-  tiled,
-)
-from resjax.kernels.operation import Field
+from resjax.kernels.mosaic_tpu import ROWS, SUBLANES, Span, call
+from resjax.kernels.operation import LANES, Field
 
 
 class _Inputs(NamedTuple):
@@ -47,7 +38,7 @@ class _Outputs(NamedTuple):
   lse: Field
 
 
-@on_one_device
+@call.on_one_device
 def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   """Runs the forward pass, see reference/block.py."""
   plan = BlockPlan.of("forward", read, operands)
@@ -55,15 +46,15 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   reads, slots = plan.num_reads, sizes.num_slots
   queries = plan.queries(operands.query)
   out = jax.ShapeDtypeStruct((plan.num_reads, sizes.num_tokens, sizes.width), plan.dtype)
-  written = launch(
+  written = call.launch(
     read,
     _Kernel,
     plan,
     "depth_attention_block_forward",
     operands.counts,
-    inputs=_Inputs(tiled(queries, plan.whole_spec(len(queries))), plan.slots(operands)),
+    inputs=_Inputs(call.tiled(queries, plan.whole_spec(len(queries))), plan.slots(operands)),
     outputs=_Outputs(
-      tiled(out, plan.reads_spec()),
+      call.tiled(out, plan.reads_spec()),
       plan.numbers(1, groups),
       plan.numbers(rows, groups),
       plan.numbers(rows, 1),
@@ -74,7 +65,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   return written.out, Stats(inverse_rms[0, :slots], logits[:reads, :slots], lse[:reads, 0])
 
 
-class _Kernel(TileKernel):
+class _Kernel(call.TileKernel):
   plan: BlockPlan
   inputs: _Inputs
   outputs: _Outputs

@@ -22,16 +22,8 @@ from resjax.base.hardware import TPU_CHIPS
 from resjax.kernels.depth_attention.mosaic_tpu.sources_plan import SourcesPlan
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.kernels.mosaic_tpu import (
-  LANES,
-  ROWS,
-  SUBLANES,
-  Span,
-  Tiled,
-  for_each_chunk,
-  for_each_row_group,
-)
-from resjax.kernels.operation import Ref
+from resjax.kernels.mosaic_tpu import ROWS, SUBLANES, Span, call, for_each_chunk, for_each_row_group
+from resjax.kernels.operation import LANES, Ref
 
 SLOTS = LANES // ROWS
 _TOKENS = (128, 64, 32, ROWS)
@@ -109,7 +101,7 @@ class BlockPlan(SourcesPlan):
     shape = self.num_reads, self.tiles.tokens, self.sizes.width
     return pl.BlockSpec(shape, lambda p, i, _: (0, self.tile(p, i), 0))
 
-  def numbers(self, rows: int, groups: int, x: Array | None = None) -> Tiled:
+  def numbers(self, rows: int, groups: int, x: Array | None = None) -> call.Tiled:
     """Returns tiles of numbers [groups of tokens, rows, groups of slots · LANES].
 
     Args:
@@ -120,7 +112,7 @@ class BlockPlan(SourcesPlan):
     shape = jax.ShapeDtypeStruct((self.row_groups, rows, groups * LANES), jnp.float32)
     tile = self.tiles.tokens // ROWS, rows, groups * LANES
     spec = pl.BlockSpec(tile, lambda p, i, _: (self.tile(p, i), 0, 0))
-    return Tiled(shape if x is None else x, spec)
+    return call.Tiled(shape if x is None else x, spec)
 
   def from_lanes(self, x: Array) -> Array:
     """Returns numbers [groups of tokens, rows, (n, t)] as [rows, n, T]."""

@@ -15,19 +15,13 @@ from jax.experimental.pallas import tpu as pltpu
 
 from resjax.base import Array, PyTree
 from resjax.kernels.depth_attention.mosaic_tpu import direct_plan, source_cotangents
+from resjax.kernels.depth_attention.mosaic_tpu import direct_plan as steps
 from resjax.kernels.depth_attention.mosaic_tpu.direct_forward import DirectKernel
-from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import (
-  DirectPlan,
-  load,
-  put_columns,
-  spread_rows,
-  store,
-  zero_chunk,
-)
+from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import DirectPlan
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import TpuTiles
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
-from resjax.kernels.mosaic_tpu import LANES, ROWS, SUBLANES, Span, launch, on_one_device, tiled
-from resjax.kernels.operation import Field, Ref
+from resjax.kernels.mosaic_tpu import ROWS, SUBLANES, Span, call
+from resjax.kernels.operation import LANES, Field, Ref
 
 
 class _Inputs(NamedTuple):
@@ -58,7 +52,7 @@ class _Scratch(NamedTuple):
   bank: source_cotangents.BankScratch
 
 
-@on_one_device
+@call.on_one_device
 def backward(
   read: Read,
   operands: Operands,
@@ -72,15 +66,15 @@ def backward(
   plan = DirectPlan.of("backward", read, operands, tile_sizes)
   sizes = plan.sizes
   inputs = _Inputs(
-    tiled(spread_rows(operands.query), plan.whole_spec()),
-    tiled(spread_rows(operands.out_norm_scale), plan.whole_spec()),
+    call.tiled(steps.spread_rows(operands.query), plan.whole_spec()),
+    call.tiled(steps.spread_rows(operands.out_norm_scale), plan.whole_spec()),
     Stats(*(plan.padded_stats(jnp.atleast_2d(x)) for x in stats)),
     plan.slots(operands),
-    tiled(d_out, plan.tokens_spec()),
+    call.tiled(d_out, plan.tokens_spec()),
     source_cotangents.inputs_of(plan, operands, d_sources),
   )
   sums_shape = jax.ShapeDtypeStruct((plan.grid[0] * SUBLANES, sizes.width), jnp.float32)
-  sums = tiled(sums_shape, pl.BlockSpec((SUBLANES, sizes.width), lambda p, i, _: (p, 0)))
+  sums = call.tiled(sums_shape, pl.BlockSpec((SUBLANES, sizes.width), lambda p, i, _: (p, 0)))
   outputs = Cotangents(
     *source_cotangents.outputs_of(plan),
     sums,
@@ -91,7 +85,7 @@ def backward(
   columns = pltpu.VMEM((plan.stats_tokens, LANES), jnp.float32)
   rows = pltpu.VMEM((ROWS, sizes.width), jnp.float32)
   scores = pltpu.VMEM((ROWS, LANES), jnp.float32)
-  written = launch(
+  written = call.launch(
     read,
     _Kernel,
     plan,
@@ -178,21 +172,23 @@ class _Kernel(DirectKernel):
     scale = self.inputs.out_norm_scale
     mixed, d_mixed = self.scratch.mixed, self.scratch.d_mixed
     if scale is None:
-      plan.for_each_chunk(lambda lanes, _: store(d_mixed, here, lanes, load(d_out, rows, lanes)))
+      plan.for_each_chunk(
+        lambda lanes, _: steps.store(d_mixed, here, lanes, steps.load(d_out, rows, lanes))
+      )
       return
     self.mix(self.scratch.weights.at[columns], rows, mixed, here)
     inverse_rms = self.inverse_rms(mixed)
 
     def dot(lanes: Span, total: Array) -> Array:
-      d_normed = load(d_out, rows, lanes) * scale[:, lanes]
-      return total + d_normed * load(mixed, here, lanes)
+      d_normed = steps.load(d_out, rows, lanes) * scale[:, lanes]
+      return total + d_normed * steps.load(mixed, here, lanes)
 
-    total = plan.for_each_chunk(dot, zero_chunk())
+    total = plan.for_each_chunk(dot, steps.zero_chunk())
     along = jnp.sum(total, axis=-1, keepdims=True) / plan.sizes.width * inverse_rms * inverse_rms
 
     def chunk(lanes: Span, _: None) -> None:
-      d, x = load(d_out, rows, lanes), load(mixed, here, lanes)
-      store(d_mixed, here, lanes, inverse_rms * (d * scale[:, lanes] - along * x))
+      d, x = steps.load(d_out, rows, lanes), steps.load(mixed, here, lanes)
+      steps.store(d_mixed, here, lanes, inverse_rms * (d * scale[:, lanes] - along * x))
       self.outputs.out_norm_scale[:, lanes] += jnp.sum(d * x * inverse_rms, axis=0)
 
     plan.for_each_chunk(chunk)
@@ -200,21 +196,21 @@ class _Kernel(DirectKernel):
   def _factors(self, rows: Span, columns: Span) -> list[Array]:
     """Returns the factors of dh, g and −v in the cotangents of sources, [ROWS, LANES], by slot."""
     plan, scratch, here, every = self.plan, self.scratch, pl.ds(0, ROWS), slice(None)
-    store(scratch.scores, here, every, zero_chunk())
+    steps.store(scratch.scores, here, every, steps.zero_chunk())
 
     def group(slots: range) -> None:
       def chunk(lanes: Span, sums: list[Array]) -> list[Array]:
-        d_mixed, sources = load(scratch.d_mixed, here, lanes), self.inputs.slots
+        d_mixed, sources = steps.load(scratch.d_mixed, here, lanes), self.inputs.slots
         pairs = zip(slots, sums, strict=True)
-        return [total + d_mixed * load(sources[slot], rows, lanes) for slot, total in pairs]
+        return [total + d_mixed * steps.load(sources[slot], rows, lanes) for slot, total in pairs]
 
-      sums = plan.for_each_chunk(chunk, [zero_chunk() for _ in slots])
-      put_columns(scratch.scores, here, slots, sums)
+      sums = plan.for_each_chunk(chunk, [steps.zero_chunk() for _ in slots])
+      steps.put_columns(scratch.scores, here, slots, sums)
 
     plan.for_each_group(self.counts, group)
     refs = scratch.weights, scratch.inverse_rms, scratch.logits
-    weights, inverse_rms, logits = (load(ref, columns, every) for ref in refs)
-    scores = load(scratch.scores, here, every)
+    weights, inverse_rms, logits = (steps.load(ref, columns, every) for ref in refs)
+    scores = steps.load(scratch.scores, here, every)
     mean = jnp.sum(weights * scores, axis=-1, keepdims=True)
     d_dot = weights * (scores - mean) * inverse_rms
     factors = weights, d_dot, d_dot * inverse_rms * logits / plan.sizes.width
@@ -230,12 +226,14 @@ class _Kernel(DirectKernel):
       spread = [[direct_plan.column(factor, slot) for factor in factors] for slot in slots]
 
       def chunk(lanes: Span, _: None) -> None:
-        d_mixed, query = load(d_mixed_ref, pl.ds(0, ROWS), lanes), inputs.query[:, lanes]
-        d_query = zero_chunk()
+        d_mixed, query = steps.load(d_mixed_ref, pl.ds(0, ROWS), lanes), inputs.query[:, lanes]
+        d_query = steps.zero_chunk()
         for slot, (weight, d_dot, shrink) in zip(slots, spread, strict=True):
-          x = load(inputs.slots[slot], rows, lanes)
+          x = steps.load(inputs.slots[slot], rows, lanes)
           d_x = weight * d_mixed + d_dot * query - shrink * x
-          store(new[slot], rows, lanes, d_x + load(old[slot], rows, lanes) if old else d_x)
+          steps.store(
+            new[slot], rows, lanes, d_x + steps.load(old[slot], rows, lanes) if old else d_x
+          )
           d_query += d_dot * x
         total[:, lanes] += jnp.sum(d_query, axis=0)
 

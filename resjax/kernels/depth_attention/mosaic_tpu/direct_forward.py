@@ -15,27 +15,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from resjax.base import Array
 from resjax.kernels.depth_attention.mosaic_tpu import direct_plan
-from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import (
-  DirectPlan,
-  load,
-  put_columns,
-  spread_rows,
-  store,
-  zero_chunk,
-)
+from resjax.kernels.depth_attention.mosaic_tpu import direct_plan as steps
+from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import DirectPlan
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read, Stats
-from resjax.kernels.mosaic_tpu import (
-  LANES,
-  ROWS,
-  SUBLANES,
-  Span,
-  TileKernel,
-  launch,
-  on_one_device,
-  tiled,
-)
-from resjax.kernels.operation import Field, Ref
+from resjax.kernels.mosaic_tpu import ROWS, SUBLANES, Span, call
+from resjax.kernels.operation import LANES, Field, Ref
 
 
 class _Inputs(NamedTuple):
@@ -69,7 +54,7 @@ class _Scratch(NamedTuple):
   mixed: Ref
 
 
-@on_one_device
+@call.on_one_device
 def forward(
   read: Read, operands: Operands, *, tile_sizes: TpuTiles | None = None
 ) -> tuple[Array, Array | None, Stats]:
@@ -77,18 +62,18 @@ def forward(
   plan = DirectPlan.of("forward", read, operands, tile_sizes)
   source, tokens, slots = plan.source_shape(), plan.tokens_spec(), plan.sizes.num_slots
   per_slot, per_token = (
-    tiled(jax.ShapeDtypeStruct((n, plan.padded_tokens), jnp.float32), plan.stats_spec(n))
+    call.tiled(jax.ShapeDtypeStruct((n, plan.padded_tokens), jnp.float32), plan.stats_spec(n))
     for n in (slots, 1)
   )
   inputs = _Inputs(
-    tiled(spread_rows(operands.query), plan.whole_spec()),
-    tiled(spread_rows(operands.out_norm_scale), plan.whole_spec()),
+    call.tiled(steps.spread_rows(operands.query), plan.whole_spec()),
+    call.tiled(steps.spread_rows(operands.out_norm_scale), plan.whole_spec()),
     plan.slots(operands),
-    tiled(operands.addend, tokens),
+    call.tiled(operands.addend, tokens),
   )
   outputs = _Outputs(
-    tiled(source, tokens),
-    tiled(source if read.adds else None, tokens),
+    call.tiled(source, tokens),
+    call.tiled(source if read.adds else None, tokens),
     per_slot,
     per_slot,
     per_token,
@@ -98,7 +83,7 @@ def forward(
   columns = pltpu.VMEM((plan.stats_tokens, LANES), jnp.float32)
   weights = pltpu.VMEM((plan.tiles.tokens, LANES), jnp.float32)
   mixed = pltpu.VMEM((ROWS, plan.sizes.width), jnp.float32)
-  written = launch(
+  written = call.launch(
     read,
     _Kernel,
     plan,
@@ -114,7 +99,7 @@ def forward(
   return written.out, written.running, stats
 
 
-class DirectKernel(TileKernel):
+class DirectKernel(call.TileKernel):
   """What both kernels of the direct read do with a tile."""
 
   plan: DirectPlan
@@ -130,10 +115,10 @@ class DirectKernel(TileKernel):
       adds = sizes.num_banked or slots.start > 0
 
       def chunk(lanes: Span, _: None) -> None:
-        total: Any = load(target, target_rows, lanes) if adds else 0.0
+        total: Any = steps.load(target, target_rows, lanes) if adds else 0.0
         for slot, weight in zip(slots, spread, strict=True):
-          total += weight * load(slot_refs[slot], rows, lanes)
-        store(target, target_rows, lanes, total)
+          total += weight * steps.load(slot_refs[slot], rows, lanes)
+        steps.store(target, target_rows, lanes, total)
 
       self.plan.for_each_chunk(chunk)
 
@@ -143,10 +128,10 @@ class DirectKernel(TileKernel):
     """Returns 1 / RMS(h) of every row of [ROWS, D], as [ROWS / 8, 8, 1]."""
 
     def chunk(lanes: Span, total: Array) -> Array:
-      x = load(mixed, pl.ds(0, ROWS), lanes)
+      x = steps.load(mixed, pl.ds(0, ROWS), lanes)
       return total + x * x
 
-    total = self.plan.for_each_chunk(chunk, zero_chunk())
+    total = self.plan.for_each_chunk(chunk, steps.zero_chunk())
     squares = jnp.sum(total, axis=-1, keepdims=True) / self.plan.sizes.width
     return lax.rsqrt(squares + self.plan.out_norm_eps)
 
@@ -181,7 +166,9 @@ class _Kernel(DirectKernel):
 
       def add(rows: Span) -> None:
         def chunk(lanes: Span, _: None) -> None:
-          store(running, rows, lanes, load(last, rows, lanes) + load(addend, rows, lanes))
+          steps.store(
+            running, rows, lanes, steps.load(last, rows, lanes) + steps.load(addend, rows, lanes)
+          )
           last[rows, lanes] = running[rows, lanes]
 
         self.plan.for_each_chunk(chunk)
@@ -196,21 +183,21 @@ class _Kernel(DirectKernel):
     """Writes |v|² and g · v of every source to its lane."""
     inputs, scratch = self.inputs, self.scratch
     for ref in (scratch.squares, scratch.dots):
-      store(ref, columns, slice(None), zero_chunk())
+      steps.store(ref, columns, slice(None), steps.zero_chunk())
 
     def group(slots: range) -> None:
       def chunk(lanes: Span, sums: list) -> list:
         query, new = inputs.query[:, lanes], []
         for slot, (square, dot) in zip(slots, sums, strict=True):
-          x = load(inputs.slots[slot], rows, lanes)
+          x = steps.load(inputs.slots[slot], rows, lanes)
           new.append((square + x * x, dot + x * query))
         return new
 
-      zero = zero_chunk()
+      zero = steps.zero_chunk()
       sums = self.plan.for_each_chunk(chunk, [(zero, zero) for _ in slots])
       squares, dots = zip(*sums, strict=True)
-      put_columns(scratch.squares, columns, slots, squares)
-      put_columns(scratch.dots, columns, slots, dots)
+      steps.put_columns(scratch.squares, columns, slots, squares)
+      steps.put_columns(scratch.dots, columns, slots, dots)
 
     self.plan.for_each_group(self.counts, group)
 
@@ -240,8 +227,8 @@ class _Kernel(DirectKernel):
     inverse_rms = 1.0 if scale is None else self.inverse_rms(mixed)
 
     def chunk(lanes: Span, _: None) -> None:
-      x = load(mixed, here, lanes)
-      store(out, rows, lanes, x if scale is None else x * inverse_rms * scale[:, lanes])
+      x = steps.load(mixed, here, lanes)
+      steps.store(out, rows, lanes, x if scale is None else x * inverse_rms * scale[:, lanes])
 
     self.plan.for_each_chunk(chunk)
 

@@ -18,16 +18,8 @@ from resjax.kernels.depth_attention.mosaic_tpu import tiles
 from resjax.kernels.depth_attention.mosaic_tpu.sources_plan import SourcesPlan
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
 from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.kernels.mosaic_tpu import (
-  LANES,
-  ROWS,
-  SUBLANES,
-  Span,
-  Tiled,
-  for_each_chunk,
-  for_each_row_group,
-)
-from resjax.kernels.operation import Ref
+from resjax.kernels.mosaic_tpu import ROWS, SUBLANES, Span, call, for_each_chunk, for_each_row_group
+from resjax.kernels.operation import LANES, Ref
 
 _UNROLLED_CHUNKS = 24  # chunks of a row that are written out one after another
 _SHORT_CODE = 256  # chunks of all sources up to which two groups of rows run at a time
@@ -83,10 +75,10 @@ class DirectPlan(SourcesPlan):
     shape = rows, self.stats_tokens
     return pl.BlockSpec(shape, lambda p, i, _: (0, self.tile(p, i) // self.tiles_per_stats))
 
-  def padded_stats(self, stats: Array) -> Tiled:
+  def padded_stats(self, stats: Array) -> call.Tiled:
     """Returns tiles of statistics [rows, T], which are padded with zeros."""
     missing = self.padded_tokens - self.sizes.num_tokens
-    return Tiled(jnp.pad(stats, ((0, 0), (0, missing))), self.stats_spec(len(stats)))
+    return call.Tiled(jnp.pad(stats, ((0, 0), (0, missing))), self.stats_spec(len(stats)))
 
   def groups(self, counts: Ref) -> Iterator[tuple[range, Array | None]]:
     """Yields the slots of every group, and the condition under which one of them holds a source."""

@@ -15,16 +15,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from resjax.base import Array
 from resjax.kernels.depth_attention import bf16_remainder
-from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
-  TOKENS,
-  MergePlan,
-  collect_scalars,
-  load,
-  put_scalars,
-  spread_scalars,
-  sum_lanes,
-  zeros,
-)
+from resjax.kernels.depth_attention.mosaic_tpu import merge_plan as steps
+from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import TOKENS, MergePlan
 from resjax.kernels.depth_attention.operands import (
   MergeCotangents,
   MergeOperands,
@@ -32,19 +24,8 @@ from resjax.kernels.depth_attention.operands import (
   Read,
   share,
 )
-from resjax.kernels.mosaic_tpu import (
-  LANES,
-  SUBLANES,
-  Span,
-  Tiled,
-  TileKernel,
-  clear_rows_from,
-  for_each_row_group,
-  in_memory,
-  launch,
-  on_one_device,
-)
-from resjax.kernels.operation import Field, Ref
+from resjax.kernels.mosaic_tpu import SUBLANES, Span, call, clear_rows_from, for_each_row_group
+from resjax.kernels.operation import LANES, Field, Ref
 
 
 class _Inputs(NamedTuple):
@@ -103,7 +84,7 @@ class _Factors(NamedTuple):
   shrink: Array
 
 
-@on_one_device
+@call.on_one_device
 def backward(
   read: Read, operands: MergeOperands, out: Array, stats: MergeStats,
   d_out: Array, d_running: Array, d_reads: tuple[Array, Array],
@@ -119,7 +100,7 @@ def backward(
   d_first = jnp.pad(d_first, ((0, 0), (0, past_end), (0, 0))) if past_end else d_first
   # The interpreter returns too many rows of what is updated if the last tile is partly empty.
   running = () if read.interpret and past_end else (("d_running", "running"),)
-  written = launch(
+  written = call.launch(
     read,
     _Kernel,
     plan,
@@ -127,7 +108,7 @@ def backward(
     operands.counts,
     inputs=_Inputs(
       plan.tokens(d_running),
-      in_memory(d_first),
+      call.in_memory(d_first),
       plan.tokens(d_out),
       plan.tokens(out),
       plan.tokens(operands.running),
@@ -138,7 +119,7 @@ def backward(
     ),
     outputs=_Outputs(
       plan.tokens(),
-      Tiled(jax.ShapeDtypeStruct(d_first.shape, d_first.dtype), plan.read_spec()),
+      call.Tiled(jax.ShapeDtypeStruct(d_first.shape, d_first.dtype), plan.read_spec()),
       plan.scalars(1),
       plan.sums(),
       plan.sums() if plan.normed else None,
@@ -159,7 +140,7 @@ def backward(
   return MergeCotangents(d_first, d_lse, written.running, d_query, d_gain)
 
 
-class _Kernel(TileKernel):
+class _Kernel(call.TileKernel):
   plan: MergePlan
   inputs: _Inputs
   outputs: _Outputs
@@ -170,7 +151,7 @@ class _Kernel(TileKernel):
     plan, inputs, outputs = self.plan, self.inputs, self.outputs
     part, step = pl.program_id(0), pl.program_id(1)
     valid = self.counts[0] > 0
-    spread_scalars(inputs.numbers, self.scratch.numbers)
+    steps.spread_scalars(inputs.numbers, self.scratch.numbers)
     sums = [ref for ref in (outputs.query, outputs.gain) if ref is not None]
 
     @pl.when(step == 0)
@@ -189,11 +170,11 @@ class _Kernel(TileKernel):
 
     def run(_: Array, rows: Span) -> None:
       factors, d_logit = self._factors(valid, rows)
-      put_scalars(self.scratch.d_lse, rows, [-d_logit])
+      steps.put_scalars(self.scratch.d_lse, rows, [-d_logit])
       self._write(valid, factors, rows)
 
     for_each_row_group(TOKENS, run)
-    collect_scalars(self.scratch.d_lse, outputs.lse)
+    steps.collect_scalars(self.scratch.d_lse, outputs.lse)
 
   def _factors(self, valid: Array, rows: Span) -> tuple[_Factors, Array]:
     """Returns the factors of a group of tokens, and the cotangents of the running sum's logits."""
@@ -204,8 +185,8 @@ class _Kernel(TileKernel):
     def run(word: Span, chunks: list[Span], sums: tuple) -> tuple:
       for lanes, out in self._outs(rows, word, chunks):
         along, first, second = sums
-        u = jnp.where(valid, load(inputs.running, rows, lanes), 0)
-        d_out = load(inputs.d_out, rows, lanes)
+        u = jnp.where(valid, steps.load(inputs.running, rows, lanes), 0)
+        d_out = steps.load(inputs.d_out, rows, lanes)
         along += d_out * out
         if plan.normed:
           first += inputs.gain[:, lanes] * d_out * u
@@ -215,7 +196,7 @@ class _Kernel(TileKernel):
         sums = along, first, second
       return sums
 
-    along, first, second = map(sum_lanes, plan.for_each_word(run, (zeros(),) * 3))
+    along, first, second = map(steps.sum_lanes, plan.for_each_word(run, (steps.zeros(),) * 3))
     if plan.normed:
       along, scale = along / plan.width, numbers[3, rows, :]
       d_logit = (
@@ -235,14 +216,14 @@ class _Kernel(TileKernel):
 
     def run(word: Span, chunks: list[Span], _: None) -> None:
       for lanes, out in self._outs(rows, word, chunks):
-        u = jnp.where(valid, load(inputs.running, rows, lanes), 0)
-        d_mixed = load(inputs.d_out, rows, lanes)
+        u = jnp.where(valid, steps.load(inputs.running, rows, lanes), 0)
+        d_mixed = steps.load(inputs.d_out, rows, lanes)
         if self.plan.normed:
           normed = out * inputs.inverse_gain[:, lanes]
           outputs.gain[:, lanes] += _fold(d_mixed * normed)
           d_mixed = inputs.gain[:, lanes] * d_mixed - factors.along * normed
         outputs.out[rows, lanes] = (factors.rest * d_mixed).astype(outputs.out.dtype)
-        d_running = load(inputs.d_running, rows, lanes) + factors.share * d_mixed
+        d_running = steps.load(inputs.d_running, rows, lanes) + factors.share * d_mixed
         d_running += factors.d_dot * inputs.query[:, lanes] - factors.shrink * u
         outputs.running[rows, lanes] = d_running.astype(outputs.running.dtype)
         outputs.query[:, lanes] += _fold(factors.d_dot * u)
@@ -254,7 +235,7 @@ class _Kernel(TileKernel):
     words = self.inputs.words
     words = None if words is None else words[rows, word].astype(jnp.int32)
     for index, lanes in enumerate(chunks):
-      out = load(self.inputs.out, rows, lanes)
+      out = steps.load(self.inputs.out, rows, lanes)
       yield lanes, out if words is None else bf16_remainder.restore(out, words, index)
 
 

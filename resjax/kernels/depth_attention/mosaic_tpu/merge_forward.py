@@ -8,30 +8,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from resjax.base import Array
 from resjax.kernels.depth_attention import bf16_remainder
-from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import (
-  TOKENS,
-  WORD,
-  MergePlan,
-  collect_scalars,
-  load,
-  put_scalars,
-  spread_scalars,
-  sum_lanes,
-  zeros,
-)
+from resjax.kernels.depth_attention.mosaic_tpu import merge_plan as steps
+from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import TOKENS, WORD, MergePlan
 from resjax.kernels.depth_attention.operands import MergeOperands, MergeStats, Read, share
-from resjax.kernels.mosaic_tpu import (
-  LANES,
-  ROWS,
-  SUBLANES,
-  Span,
-  Tiled,
-  TileKernel,
-  for_each_row_group,
-  launch,
-  on_one_device,
-)
-from resjax.kernels.operation import Field, Ref
+from resjax.kernels.mosaic_tpu import ROWS, SUBLANES, Span, call, for_each_row_group
+from resjax.kernels.operation import LANES, Field, Ref
 
 
 class _Inputs(NamedTuple):
@@ -64,20 +45,20 @@ class _Scratch(NamedTuple):
   mixed: Ref
 
 
-@on_one_device
+@call.on_one_device
 def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, MergeStats]:
   """Runs the forward pass, see reference/merge.py."""
   plan = MergePlan.of(read, operands)
   gain = plan.row(plan.gain(operands.out_norm_scale))
   lse = lax.dynamic_index_in_dim(operands.lse, operands.counts[1], keepdims=False)
-  written = launch(
+  written = call.launch(
     read,
     _Kernel,
     plan,
     "depth_attention_merge_forward",
     operands.counts,
     inputs=_Inputs(
-      Tiled(operands.out, plan.read_spec()),
+      call.Tiled(operands.out, plan.read_spec()),
       plan.scalars(1, plan.pad(lse)),
       plan.tokens(operands.running),
       plan.row(operands.query),
@@ -103,7 +84,7 @@ def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, M
   return written.out, written.running, stats
 
 
-class _Kernel(TileKernel):
+class _Kernel(call.TileKernel):
   plan: MergePlan
   inputs: _Inputs
   outputs: _Outputs
@@ -112,7 +93,7 @@ class _Kernel(TileKernel):
   def run(self) -> None:
     """Merges a tile, one group of tokens at a time."""
     plan, scratch, valid = self.plan, self.scratch, self.counts[0] > 0
-    spread_scalars(self.inputs.lse, scratch.lse)
+    steps.spread_scalars(self.inputs.lse, scratch.lse)
 
     def run(_: Array, rows: Span) -> None:
       squares, dots = self._sums(valid, rows)
@@ -120,11 +101,11 @@ class _Kernel(TileKernel):
       logit = dots * inverse_rms
       log_odds = jnp.where(valid, logit - scratch.lse[0, rows, :], -jnp.inf)
       out_inverse_rms = lax.rsqrt(self._mix(valid, log_odds, rows) / plan.width + plan.out_norm_eps)
-      put_scalars(scratch.numbers, rows, [inverse_rms, logit, log_odds, out_inverse_rms])
+      steps.put_scalars(scratch.numbers, rows, [inverse_rms, logit, log_odds, out_inverse_rms])
       self._write(out_inverse_rms, rows)
 
     for_each_row_group(TOKENS, run)
-    collect_scalars(scratch.numbers, self.outputs.numbers)
+    steps.collect_scalars(scratch.numbers, self.outputs.numbers)
 
   def _sums(self, valid: Array, rows: Span) -> tuple[Array, Array]:
     """Writes the running sum u with the addend; returns |u|² and g · u, 0 if u does not count."""
@@ -132,16 +113,16 @@ class _Kernel(TileKernel):
 
     def chunk(lanes: Span, sums: tuple[Array, Array]) -> tuple[Array, Array]:
       squares, dots = sums
-      u = load(inputs.running, rows, lanes)
+      u = steps.load(inputs.running, rows, lanes)
       if plan.adds:
-        total = (u + load(inputs.addend, rows, lanes)).astype(plan.dtype)
+        total = (u + steps.load(inputs.addend, rows, lanes)).astype(plan.dtype)
         self.outputs.running[rows, lanes] = total
         u = total.astype(jnp.float32)
       u = jnp.where(valid, u, 0)
       return squares + u * u, dots + u * inputs.query[:, lanes]
 
-    squares, dots = plan.for_each_chunk(chunk, (zeros(), zeros()))
-    return sum_lanes(squares), sum_lanes(dots)
+    squares, dots = plan.for_each_chunk(chunk, (steps.zeros(), steps.zeros()))
+    return steps.sum_lanes(squares), steps.sum_lanes(dots)
 
   def _mix(self, valid: Array, log_odds: Array, rows: Span) -> Array:
     """Writes h = (1 − β) out + β u; returns |h|²."""
@@ -149,12 +130,12 @@ class _Kernel(TileKernel):
     rest, beta = share(-log_odds), share(log_odds)
 
     def chunk(lanes: Span, squares: Array) -> Array:
-      u = jnp.where(valid, load(running, rows, lanes), 0)
-      h = rest * load(self.inputs.out, rows, lanes) + beta * u
+      u = jnp.where(valid, steps.load(running, rows, lanes), 0)
+      h = rest * steps.load(self.inputs.out, rows, lanes) + beta * u
       self.scratch.mixed[:, lanes] = h
       return squares + h * h
 
-    return sum_lanes(self.plan.for_each_chunk(chunk, zeros()))
+    return steps.sum_lanes(self.plan.for_each_chunk(chunk, steps.zeros()))
 
   def _write(self, inverse_rms: Array, rows: Span) -> None:
     """Writes h, normalised if there is a gain, and what rounding takes from it."""

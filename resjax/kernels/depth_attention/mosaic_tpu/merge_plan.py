@@ -18,8 +18,8 @@ from jax.experimental import pallas as pl
 from resjax.base import Array
 from resjax.kernels.depth_attention import bf16_remainder
 from resjax.kernels.depth_attention.operands import MergeOperands, Read, away_from_zero
-from resjax.kernels.mosaic_tpu import LANES, ROWS, SUBLANES, Span, Tiled, for_each_chunk
-from resjax.kernels.operation import Ref
+from resjax.kernels.mosaic_tpu import ROWS, SUBLANES, Span, call, for_each_chunk
+from resjax.kernels.operation import LANES, Ref
 
 TOKENS = LANES  # tokens per tile
 WORD = jnp.dtype("int16")  # a register has as many rows of it as of bfloat16
@@ -98,42 +98,42 @@ class MergePlan:
     """Returns the index of the tile at a step of a part of the grid."""
     return part * self.grid[1] + step
 
-  def tokens(self, x: Array | None = None) -> Tiled:
+  def tokens(self, x: Array | None = None) -> call.Tiled:
     """Returns tiles of x [T, D]; without x of an array that the kernel writes."""
     shape = jax.ShapeDtypeStruct((self.num_tokens, self.width), self.dtype)
     spec = pl.BlockSpec((TOKENS, self.width), lambda p, i, _: (self.tile(p, i), 0))
-    return Tiled(shape if x is None else x, spec)
+    return call.Tiled(shape if x is None else x, spec)
 
-  def words(self, x: Array | None = None) -> Tiled | None:
+  def words(self, x: Array | None = None) -> call.Tiled | None:
     """Returns tiles of words x [T, W], or of those that a kernel writes; None if none are kept."""
     if not self.word_width:
       return None
     shape = jax.ShapeDtypeStruct((self.num_tokens, self.word_width), WORD)
     spec = pl.BlockSpec((TOKENS, self.word_width), lambda p, i, _: (self.tile(p, i), 0))
-    return Tiled(shape if x is None else x, spec)
+    return call.Tiled(shape if x is None else x, spec)
 
   def read_spec(self) -> pl.BlockSpec:
     """Returns tiles of one row of [S, T, D], that of the read which is merged."""
     shape = None, TOKENS, self.width
     return pl.BlockSpec(shape, lambda p, i, counts: (counts[1], self.tile(p, i), 0))
 
-  def row(self, x: Array | None) -> Tiled | None:
+  def row(self, x: Array | None) -> call.Tiled | None:
     """Returns x [D] as float32 [ROWS, D], one tile that stays on the chip; None for None."""
     if x is None:
       return None
     rows = jnp.broadcast_to(x.astype(jnp.float32), (ROWS, self.width))
-    return Tiled(rows, pl.BlockSpec((ROWS, self.width), lambda p, i, _: (0, 0)))
+    return call.Tiled(rows, pl.BlockSpec((ROWS, self.width), lambda p, i, _: (0, 0)))
 
-  def sums(self) -> Tiled:
+  def sums(self) -> call.Tiled:
     """Returns tiles of sums over the tokens of each part [parts, SUBLANES, D]."""
     shape = jax.ShapeDtypeStruct((self.grid[0], SUBLANES, self.width), jnp.float32)
-    return Tiled(shape, pl.BlockSpec((None, SUBLANES, self.width), lambda p, i, _: (p, 0, 0)))
+    return call.Tiled(shape, pl.BlockSpec((None, SUBLANES, self.width), lambda p, i, _: (p, 0, 0)))
 
-  def scalars(self, rows: int, x: Array | None = None) -> Tiled:
+  def scalars(self, rows: int, x: Array | None = None) -> call.Tiled:
     """Returns tiles of numbers per token x [rows, padded T], or of some that the kernel writes."""
     shape = jax.ShapeDtypeStruct((rows, self.num_tiles * TOKENS), jnp.float32)
     spec = pl.BlockSpec((rows, TOKENS), lambda p, i, _: (0, self.tile(p, i)))
-    return Tiled(shape if x is None else x, spec)
+    return call.Tiled(shape if x is None else x, spec)
 
   def pad(self, *numbers: Array) -> Array:
     """Returns numbers per token, each [T], as rows [rows, padded T]."""

@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from resjax.base import Array, PyTree
 from resjax.kernels.depth_attention.mosaic_tpu.sources_plan import SourcesPlan
 from resjax.kernels.depth_attention.operands import Cotangents, Operands
-from resjax.kernels.mosaic_tpu import ROWS, Tiled, in_memory, tiled
+from resjax.kernels.mosaic_tpu import ROWS, call
 from resjax.kernels.operation import Field, Ref
 
 
@@ -67,13 +67,13 @@ def inputs_of(plan: SourcesPlan, operands: Operands, d_sources: PyTree) -> Sourc
     d_sources: cotangents of bank and recent sources; None if the sources are not threaded.
   """
   d_bank, d_recent = d_sources or (None, ())
-  recent = tuple(tiled(d, plan.tokens_spec()) for d in d_recent)
+  recent = tuple(call.tiled(d, plan.tokens_spec()) for d in d_recent)
   return SourceCotangents(_bank_input(plan, operands.bank, d_bank), recent)
 
 
-def outputs_of(plan: SourcesPlan) -> tuple[Tiled | None, tuple[Tiled, ...]]:
+def outputs_of(plan: SourcesPlan) -> tuple[call.Tiled | None, tuple[call.Tiled, ...]]:
   """Returns the outputs of a kernel that are cotangents of the bank and of recent sources."""
-  recent = Tiled(plan.source_shape(), plan.tokens_spec())
+  recent = call.Tiled(plan.source_shape(), plan.tokens_spec())
   return _bank_output(plan), (recent,) * plan.sizes.num_recent
 
 
@@ -84,7 +84,7 @@ def without_padding(plan: SourcesPlan, written: Cotangents) -> Cotangents:
   return written._replace(bank=written.bank[:, : plan.sizes.num_tokens])
 
 
-def _bank_input(plan: SourcesPlan, bank: Array | None, d_bank: Array | None) -> Tiled | None:
+def _bank_input(plan: SourcesPlan, bank: Array | None, d_bank: Array | None) -> call.Tiled | None:
   """Returns the bank's part of the inputs.
 
   Its T is a multiple of `ROWS`, because copies by hand consist of whole registers.
@@ -93,16 +93,16 @@ def _bank_input(plan: SourcesPlan, bank: Array | None, d_bank: Array | None) -> 
     return None
   rest = -plan.sizes.num_tokens % ROWS
   d_bank = jnp.zeros_like(bank) if d_bank is None else d_bank
-  return in_memory(jnp.pad(d_bank, ((0, 0), (0, rest), (0, 0))) if rest else d_bank)
+  return call.in_memory(jnp.pad(d_bank, ((0, 0), (0, rest), (0, 0))) if rest else d_bank)
 
 
-def _bank_output(plan: SourcesPlan) -> Tiled | None:
+def _bank_output(plan: SourcesPlan) -> call.Tiled | None:
   """Returns the bank's part of the outputs, whose T is padded like that of the input."""
   sizes = plan.sizes
   if not sizes.num_banked:
     return None
   padded = sizes.num_tokens + -sizes.num_tokens % ROWS
-  return in_memory(jax.ShapeDtypeStruct((sizes.num_banked, padded, sizes.width), plan.dtype))
+  return call.in_memory(jax.ShapeDtypeStruct((sizes.num_banked, padded, sizes.width), plan.dtype))
 
 
 @dataclasses.dataclass(frozen=True)

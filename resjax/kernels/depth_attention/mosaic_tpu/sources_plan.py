@@ -13,8 +13,8 @@ from resjax.base import Array
 from resjax.kernels.depth_attention.mosaic_tpu import tiles
 from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
 from resjax.kernels.depth_attention.operands import Operands
-from resjax.kernels.mosaic_tpu import LANES, SUBLANES, Tiled
-from resjax.kernels.operation import Ref
+from resjax.kernels.mosaic_tpu import SUBLANES, call
+from resjax.kernels.operation import LANES, Ref
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +71,10 @@ class SourcesPlan:
     """Returns one tile with all of [rows, D], which stays on the chip."""
     return pl.BlockSpec((rows, self.sizes.width), lambda p, i, _: (0, 0))
 
-  def slots(self, operands: Operands) -> tuple[Tiled, ...]:
+  def slots(self, operands: Operands) -> tuple[call.Tiled, ...]:
     """Returns the tiles of all slots: of bank [N_max, T, D], once per slot, then of [T, D]."""
-    banked = (Tiled(operands.bank, self._bank_spec(n)) for n in range(self.sizes.num_banked))
-    return *banked, *(Tiled(source, self.tokens_spec()) for source in operands.recent)
+    banked = (call.Tiled(operands.bank, self._bank_spec(n)) for n in range(self.sizes.num_banked))
+    return *banked, *(call.Tiled(source, self.tokens_spec()) for source in operands.recent)
 
   def _bank_spec(self, slot: int) -> pl.BlockSpec:
     # A slot that holds nothing points to the first tile of slot 0 at all steps, and a tile whose

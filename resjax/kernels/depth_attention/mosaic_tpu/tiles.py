@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from resjax.base.hardware import TPU_CHIPS
 from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.kernels.mosaic_tpu import LANES, ROWS, SUBLANES, chip_of
+from resjax.kernels.mosaic_tpu import ROWS, SUBLANES, chip_of
+from resjax.kernels.operation import LANES
 
 _MIB = 2**20
 _TOKENS = (256, 128, 64, 32, 16)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from resjax.base import Array
 from resjax.kernels.gated_streams.mosaic_gpu import plan, products, rows
 from resjax.kernels.gated_streams.operands import Operands, Read
-from resjax.kernels.mosaic_gpu import (
-  ChannelSums,
-  Refs,
-  Stream,
-  call,
-  row_ops,
-  row_stream,
-  stream_rows,
-)
+from resjax.kernels.mosaic_gpu import ChannelSums, Stream, call, row_ops
 from resjax.kernels.operation import Field, Ref
 
 
@@ -69,15 +61,9 @@ class Given(NamedTuple):
   state: Field
 
 
-def backward(
-  read: Read,
-  operands: Operands,
-  squeezed: Array,
-  d_x: Array,
-  d_logits: Array | None,
-  d_streams: Array | None,
-) -> Operands:
+def backward(read: Read, operands: Operands, squeezed: Array, *cotangents: Any) -> Operands:
   """Runs the reverse pass on the rows of one device, see operation.py."""
+  d_x, d_logits, d_streams = cotangents
   inputs = inputs_of(operands, products.gates(squeezed, operands), d_x)
   unmixed = unmix(read, operands, inputs)
   normed, d_opened = call.unfold((unmixed.normed, unmixed.d_opened))
@@ -107,7 +93,7 @@ def unmix(read: Read, operands: Operands, inputs: Inputs) -> _Unmixed:
   ).outputs  # fmt: skip
 
 
-def _unmix(eps: float, refs: Refs) -> None:
+def _unmix(eps: float, refs: call.Refs) -> None:
   inputs: Inputs = refs.inputs
   count, tokens, groups, _ = inputs.streams.shape
   ring = call.make_ring(refs.rings[0], _unmix_rows(inputs), tokens)
@@ -139,7 +125,11 @@ def _unmix(eps: float, refs: Refs) -> None:
 
 def _unmix_rows(inputs: Inputs) -> tuple[Stream, ...]:
   """Returns the rows of H, gates and dx that a token loads."""
-  return *stream_rows(inputs.streams), *rows.token_rows(inputs.gates), row_stream(inputs.d_x)
+  return (
+    *call.stream_rows(inputs.streams),
+    *rows.token_rows(inputs.gates),
+    call.row_stream(inputs.d_x),
+  )
 
 
 def unnormalise(
@@ -159,7 +149,7 @@ def unnormalise(
   return call.unfold(found.outputs), d_gain.astype(gain.dtype)
 
 
-def _unnormalise(refs: Refs) -> None:
+def _unnormalise(refs: call.Refs) -> None:
   """Works on one stream of a token after the other: few rows are on the chip at a time."""
   inputs, given = refs.inputs
   count, tokens, groups, _ = inputs.streams.shape

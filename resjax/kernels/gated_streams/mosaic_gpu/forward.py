@@ -10,7 +10,7 @@ from jax import lax
 from resjax.base import Array
 from resjax.kernels.gated_streams.mosaic_gpu import plan, products, rows
 from resjax.kernels.gated_streams.operands import Operands, Read
-from resjax.kernels.mosaic_gpu import Refs, call, row_ops, stream_rows
+from resjax.kernels.mosaic_gpu import call, row_ops
 from resjax.kernels.operation import Field
 
 
@@ -73,10 +73,10 @@ def mix(read: Read, operands: Operands, gates: Array, inverse_rms: Array) -> Arr
   return call.unfold(x)
 
 
-def _normalise(eps: float, refs: Refs) -> None:
+def _normalise(eps: float, refs: call.Refs) -> None:
   streams, gain = refs.inputs
   count, tokens, groups, _ = streams.shape
-  ring = call.make_ring(refs.rings[0], stream_rows(streams), tokens)
+  ring = call.make_ring(refs.rings[0], call.stream_rows(streams), tokens)
 
   def token_forward(step: Array, _: None) -> None:
     token = ring.token(step)
@@ -98,10 +98,10 @@ def _normalise(eps: float, refs: Refs) -> None:
   lax.fori_loop(jnp.int32(0), ring.steps, token_forward, None)
 
 
-def _mix(refs: Refs) -> None:
+def _mix(refs: call.Refs) -> None:
   inputs: _Mixed = refs.inputs
   count, tokens, groups, _ = inputs.streams.shape
-  streams = *stream_rows(inputs.streams), *rows.token_rows(inputs.gates)
+  streams = *call.stream_rows(inputs.streams), *rows.token_rows(inputs.gates)
   ring = call.make_ring(refs.rings[0], streams, tokens)
 
   def token_forward(step: Array, _: None) -> None:

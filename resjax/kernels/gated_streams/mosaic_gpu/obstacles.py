@@ -2,7 +2,7 @@
 
 from resjax.kernels.gated_streams.mosaic_gpu import plan
 from resjax.kernels.gated_streams.operands import Operands, Read
-from resjax.kernels.mosaic_gpu import device_obstacle, room_of
+from resjax.kernels.mosaic_gpu import call, room_of
 
 
 def obstacle(read: Read, operands: Operands) -> str | None:
@@ -16,4 +16,4 @@ def obstacle(read: Read, operands: Operands) -> str | None:
       f"a token of {count} streams of width {width} and the sums of its gains' cotangents do not "
       f"fit into shared memory, {room_of(read)} bytes of a multiprocessor"
     )
-  return device_obstacle(read)
+  return call.device_obstacle(read)

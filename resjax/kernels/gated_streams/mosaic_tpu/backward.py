@@ -12,18 +12,17 @@ from resjax.kernels.gated_streams.mosaic_tpu import plan as tiles
 from resjax.kernels.gated_streams.mosaic_tpu.plan import Plan, Weights
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.mosaic_tpu import (
-  LANES,
   SUBLANES,
   TOKENS,
   Span,
-  column_room,
+  call,
+  columns,
   dot,
-  on_one_device,
   summed_spec,
-  to_columns,
   whole_spec,
   wide,
 )
+from resjax.kernels.operation import LANES
 
 
 class _Given(NamedTuple):
@@ -80,16 +79,10 @@ class _Scratch(NamedTuple):
   back: Any
 
 
-@on_one_device
-def backward(
-  read: Read,
-  operands: Operands,
-  squeezed: Array,
-  d_x: Array,
-  d_logits: Array | None,
-  d_streams: Array | None,
-) -> Operands:
+@call.on_one_device
+def backward(read: Read, operands: Operands, squeezed: Array, *cotangents: Any) -> Operands:
   """Runs the reverse pass, see operation.py."""
+  d_x, d_logits, d_streams = cotangents
   plan = Plan.of(read, operands)
   count, tokens, width = operands.streams.shape
   weights = plan.weights(operands)
@@ -122,7 +115,7 @@ def backward(
         pltpu.VMEM((TOKENS, plan.rank), plan.dtype),
         pltpu.VMEM((TOKENS, plan.rank), jnp.float32),
         pltpu.VMEM((TOKENS, plan.rows), plan.dtype),
-        column_room(count) if written else None,
+        columns.room(count) if written else None,
         pltpu.VMEM((TOKENS, width), jnp.float32),
       ),
     ),
@@ -155,7 +148,7 @@ def _run(read: Read, plan: Plan, given: _Given, outputs: _Outputs, scratch: _Scr
   slope = share * (1 + squeezed * (1 - share)) / plan.num_streams
   scratch.d_products[:, : plan.rank] = (scratch.d_inner[...] * slope).astype(plan.dtype)
   if plan.injected:
-    to_columns(given.d_logits[...] / plan.num_streams, scratch.columns)
+    columns.write(given.d_logits[...] / plan.num_streams, scratch.columns)
     injected = scratch.columns[:, : plan.injected]
     scratch.d_products[:, plan.rank :] = injected.astype(plan.dtype)
   for_each = tiles.for_each_stream

@@ -11,7 +11,7 @@ from resjax.base import Array
 from resjax.kernels.gated_streams.mosaic_tpu import plan as tiles
 from resjax.kernels.gated_streams.mosaic_tpu.plan import Plan, Weights
 from resjax.kernels.gated_streams.operands import Operands, Read
-from resjax.kernels.mosaic_tpu import TOKENS, Span, dot, on_one_device, turned, whole_spec, wide
+from resjax.kernels.mosaic_tpu import TOKENS, Span, call, columns, dot, whole_spec, wide
 
 
 class _Outputs(NamedTuple):
@@ -42,7 +42,7 @@ class _Scratch(NamedTuple):
   inner: Any
 
 
-@on_one_device
+@call.on_one_device
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Array]:
   """Runs the forward pass, see operation.py."""
   plan = Plan.of(read, operands)
@@ -89,7 +89,7 @@ def _run(
   outputs.squeezed[...] = squeezed
   scratch.inner[...] = jax.nn.silu(squeezed).astype(plan.dtype)
   if plan.injected:
-    logits = turned(scratch.products[:, plan.rank :])[: plan.num_streams]
+    logits = columns.turned(scratch.products[:, plan.rank :])[: plan.num_streams]
     outputs.logits[...] = logits / plan.num_streams
   _mix(plan, streams, weights, outputs, scratch)
 

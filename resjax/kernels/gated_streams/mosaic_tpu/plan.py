@@ -14,7 +14,6 @@ from resjax.base import Array
 from resjax.base.hardware import TPU_CHIPS
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.mosaic_tpu import (
-  LANES,
   ROWS,
   SUBLANES,
   TOKENS,
@@ -24,7 +23,7 @@ from resjax.kernels.mosaic_tpu import (
   for_each_chunk,
   wide,
 )
-from resjax.kernels.operation import Ref
+from resjax.kernels.operation import LANES, Ref
 
 _SPARE = 4 * 2**20  # bytes on the chip that are left for registers that are spilled
 _FEW = 4  # up to so many streams, a loop over them is written out

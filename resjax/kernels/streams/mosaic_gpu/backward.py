@@ -15,17 +15,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from resjax.base import Array, PyTree
-from resjax.kernels.mosaic_gpu import (
-  ChannelSums,
-  GpuTiles,
-  Refs,
-  Results,
-  Ring,
-  call,
-  row_ops,
-  row_stream,
-  stream_rows,
-)
+from resjax.kernels.mosaic_gpu import ChannelSums, GpuTiles, Ring, call, row_ops
 from resjax.kernels.operation import Field, Ref
 from resjax.kernels.streams.mosaic_gpu import plan
 from resjax.kernels.streams.mosaic_gpu.forward import wide_gain
@@ -151,18 +141,18 @@ def _inputs(operands: Operands, p: Array, d_x: Array) -> _Inputs:
 
 
 def _launch(
-  read: Read, kernel: Callable[[Refs], None], name: str, sizes: GpuTiles | None, rows: Array,
+  read: Read, kernel: Callable[[call.Refs], None], name: str, sizes: GpuTiles | None, rows: Array,
   **arrays: Any,
-) -> Results:  # fmt: skip
+) -> call.Results:  # fmt: skip
   assert sizes is not None  # obstacles.py has refused what has none
   like = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
   return call.launch(read, kernel, sizes, like, name, **arrays)
 
 
-def _unmix_kernel(eps: float, refs: Refs) -> None:
+def _unmix_kernel(eps: float, refs: call.Refs) -> None:
   inputs: _Inputs = refs.inputs
   _, tokens, groups, _ = inputs.streams.shape
-  rows = *stream_rows(inputs.streams), row_stream(inputs.out), row_stream(inputs.d_x)
+  rows = *call.stream_rows(inputs.streams), call.row_stream(inputs.out), call.row_stream(inputs.d_x)
   ring = call.make_ring(refs.rings[0], rows, tokens)
   d_gain = refs.numbers[0] if refs.numbers else None
   if d_gain is not None:  # every thread adds to its own channels alone
@@ -257,13 +247,13 @@ def unwrite(read: Read, operands: Operands, p: Array, d_x: Array, given: Cotange
   return Pending(streams, found.weights.T.astype(weights.dtype), out)
 
 
-def _unwrite_kernel(refs: Refs) -> None:
+def _unwrite_kernel(refs: call.Refs) -> None:
   inputs, given = refs.inputs
   tokens = inputs.streams.shape[1]
-  rows = *stream_rows(inputs.streams), row_stream(inputs.out), row_stream(inputs.d_x)
-  rows = *rows, *stream_rows(given.d_streams)
+  rows = *call.stream_rows(inputs.streams), call.row_stream(inputs.out), call.row_stream(inputs.d_x)
+  rows = *rows, *call.stream_rows(given.d_streams)
   if given.back is not None:
-    rows = *rows, *stream_rows(given.back)
+    rows = *rows, *call.stream_rows(given.back)
   ring = call.make_ring(refs.rings[0], rows, tokens)
 
   def token_backward(step: Array, _: None) -> None:
@@ -274,7 +264,12 @@ def _unwrite_kernel(refs: Refs) -> None:
 
 
 def _unwrite_token(
-  inputs: _Inputs, given: Cotangents, outputs: Pending, ring: Ring, sums: ChannelSums, step: Array
+  inputs: _Inputs,
+  given: Cotangents,
+  outputs: Pending,
+  ring: Ring,
+  sums: ChannelSums,
+  step: Array,
 ) -> None:
   """Writes the cotangents of a token."""
   token, (count, _, groups, _) = ring.token(step), inputs.streams.shape

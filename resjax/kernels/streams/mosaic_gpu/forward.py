@@ -11,17 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from resjax.base import Array
-from resjax.kernels.mosaic_gpu import (
-  ChannelSums,
-  GpuTiles,
-  Refs,
-  Ring,
-  Row,
-  call,
-  row_ops,
-  row_stream,
-  stream_rows,
-)
+from resjax.kernels.mosaic_gpu import ChannelSums, GpuTiles, Ring, Row, call, row_ops
 from resjax.kernels.operation import Field
 from resjax.kernels.streams.mosaic_gpu import plan
 from resjax.kernels.streams.mosaic_gpu.products import products
@@ -123,12 +113,12 @@ def _launch(
   return call.launch(read, kernel, sizes, like, name, inputs=inputs, outputs=outputs).outputs
 
 
-def _kernel(eps: float, refs: Refs) -> None:
+def _kernel(eps: float, refs: call.Refs) -> None:
   inputs: _Inputs = refs.inputs
   tokens = inputs.streams.shape[1]
-  streams = stream_rows(inputs.streams)
+  streams = call.stream_rows(inputs.streams)
   if inputs.out is not None:
-    streams = (*streams, row_stream(inputs.out))
+    streams = (*streams, call.row_stream(inputs.out))
   ring = call.make_ring(refs.rings[0], streams, tokens)
 
   def token_forward(step: Array, _: None) -> None:

@@ -1,6 +1,6 @@
 """What the kernels for NVIDIA GPUs cannot do."""
 
-from resjax.kernels.mosaic_gpu import device_obstacle, room_of
+from resjax.kernels.mosaic_gpu import call, room_of
 from resjax.kernels.streams.mosaic_gpu import plan
 from resjax.kernels.streams.operands import Operands, Read
 
@@ -20,4 +20,4 @@ def obstacle(read: Read, operands: Operands) -> str | None:
       f"a token of {count} streams of width {width} does not fit into shared memory, "
       f"{room_of(read)} bytes of a multiprocessor"
     )
-  return device_obstacle(read)
+  return call.device_obstacle(read)

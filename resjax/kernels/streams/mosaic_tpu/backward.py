@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from resjax.base import Array
-from resjax.kernels.mosaic_tpu import on_one_device
+from resjax.kernels.mosaic_tpu import call
 from resjax.kernels.streams.mosaic_tpu import (
   backward_fused,
   backward_read,
@@ -17,7 +17,7 @@ from resjax.kernels.streams.mosaic_tpu.reverse_steps import Given
 from resjax.kernels.streams.operands import Operands, Pending, Read, Stats
 
 
-@on_one_device
+@call.on_one_device
 def backward(
   read: Read, operands: Operands, stats: Stats, d_x: Array, d_streams: Array, d_weights: Array
 ) -> Operands:

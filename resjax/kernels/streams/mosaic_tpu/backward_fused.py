@@ -13,12 +13,11 @@ from resjax.kernels.mosaic_tpu import (
   ROWS,
   TOKENS,
   Span,
-  column_room,
+  columns,
   for_each_row_group,
-  from_columns,
   summed_spec,
-  to_columns,
   whole_spec,
+  wide,
 )
 from resjax.kernels.streams.mosaic_tpu import budget
 from resjax.kernels.streams.mosaic_tpu import phi as on_chip
@@ -85,9 +84,9 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> Inputs:
     out_specs=(Inputs(plan.streams(buffers), weight_spec, out_spec, *sum_specs),),
     scratch_shapes=(
       _Scratch(
-        column_room(plan.num_weights),
-        column_room(count),
-        column_room(plan.num_weights),
+        columns.room(plan.num_weights),
+        columns.room(count),
+        columns.room(plan.num_weights),
         pltpu.VMEM((count, TOKENS, width), jnp.float32),
         pltpu.VMEM((TOKENS, width), jnp.float32),
         pltpu.VMEM((ROWS, width), jnp.float32),
@@ -120,17 +119,17 @@ def _run(read: Read, plan: Plan, given: Given, outputs: Inputs, scratch: _Scratc
   if plan.num_columns:
     on_chip.load_at_start(plan, budget.fetches(read, plan), given.phi.at[read.site], scratch.phi)
   streams = outputs.streams
-  to_columns(given.weights[...], scratch.weights)
+  columns.write(given.weights[...], scratch.weights)
   tiles.write_streams(plan, given.streams, given.out, scratch.weights, streams)
   p, pull = pull_back(read, plan, given.products, given.mean_squares, given.parameters)
-  to_columns(p, scratch.read)
+  columns.write(p, scratch.read)
   refs = steps.Unmix(given.d_x, given.gain, outputs.gain, scratch.read, scratch.mixed, scratch.dots)
 
   def unmix(_: Array, rows: Span) -> None:
     steps.unmix(read, plan, refs, tiles.chunks_of(streams), rows, scratch.d_x)
 
   for_each_row_group(TOKENS, unmix)
-  d_read = from_columns(scratch.dots, plan.num_streams)
+  d_read = columns.read(scratch.dots, plan.num_streams)
   d_products, d_squares, d_parameters = pull(d_read, given.d_weights)
   steps.add(outputs.parameters, d_parameters)
   if d_squares is not None:
@@ -138,10 +137,10 @@ def _run(read: Read, plan: Plan, given: Given, outputs: Inputs, scratch: _Scratc
       plan, scratch.phi.kept, outputs.phi, lambda r: d_products[r if plan.shared else 0], streams,
       scratch.rows,
     )  # fmt: skip
-    to_columns(d_squares * (2 / plan.width), scratch.dots)
+    columns.write(d_squares * (2 / plan.width), scratch.dots)
 
   def add(_: Array, rows: Span) -> None:
-    factors, d_read = (scratch.read, scratch.dots), partial(tiles.wide, scratch.d_x)
+    factors, d_read = (scratch.read, scratch.dots), partial(wide, scratch.d_x)
     steps.add_rows(plan, given, streams, factors, d_read, rows, scratch.rows)
 
   def write(_: Array, rows: Span) -> None:
@@ -151,4 +150,4 @@ def _run(read: Read, plan: Plan, given: Given, outputs: Inputs, scratch: _Scratc
 
   for_each_row_group(TOKENS, add)
   for_each_row_group(TOKENS, write)
-  outputs.weights[...] = from_columns(scratch.dots, plan.num_weights)
+  outputs.weights[...] = columns.read(scratch.dots, plan.num_weights)

@@ -17,11 +17,9 @@ from resjax.kernels.mosaic_tpu import (
   ROWS,
   TOKENS,
   Span,
-  column_room,
+  columns,
   for_each_row_group,
-  from_columns,
   summed_spec,
-  to_columns,
   whole_spec,
 )
 from resjax.kernels.operation import Ref
@@ -104,9 +102,9 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> ReadBack:
     ),
     scratch_shapes=(
       _Scratch(
-        column_room(count + 1),
-        column_room(count + 1),
-        column_room(2),
+        columns.room(count + 1),
+        columns.room(count + 1),
+        columns.room(2),
         pltpu.VMEM((ROWS, width), jnp.float32),
       ),
     ),
@@ -134,7 +132,7 @@ def _run(read: Read, plan: Plan, given: Given, outputs: ReadBack, scratch: _Scra
 
   p, pull = pull_back(read, plan, given.products, given.mean_squares, given.parameters)
   outputs.read[...] = p
-  to_columns(_through_write(plan, p, given.weights), scratch.factors)
+  columns.write(_through_write(plan, p, given.weights), scratch.factors)
   sources = tiles.chunks_of(given.streams, given.out)
   refs = steps.Unmix(
     given.d_x, given.gain, outputs.gain, scratch.factors, scratch.mixed, scratch.dots
@@ -146,12 +144,12 @@ def _run(read: Read, plan: Plan, given: Given, outputs: ReadBack, scratch: _Scra
       scratch.norms[rows, number : number + 1] = values[:, :1]
 
   for_each_row_group(TOKENS, unmix)
-  dots = from_columns(scratch.dots, plan.num_streams + 1)
+  dots = columns.read(scratch.dots, plan.num_streams + 1)
   d_p = _of_streams(plan, dots, given.weights)
   d_products, d_squares, d_parameters = pull(d_p, given.d_weights)
   steps.add(outputs.parameters, d_parameters)
   if outputs.norms is not None:
-    outputs.norms[...] = from_columns(scratch.norms, 2)
+    outputs.norms[...] = columns.read(scratch.norms, 2)
   for r, d in enumerate(d_products):
     outputs.products[r * plan.num_columns : (r + 1) * plan.num_columns, :] = d
   if d_squares is not None:

@@ -12,18 +12,15 @@ from jax.experimental.pallas import tpu as pltpu
 
 from resjax.base import Array
 from resjax.kernels.mosaic_tpu import (
-  LANES,
   ROWS,
   TOKENS,
   Span,
-  column_room,
+  columns,
   for_each_chunk,
   for_each_row_group,
-  from_columns,
-  spread,
-  to_columns,
   wide,
 )
+from resjax.kernels.operation import LANES
 from resjax.kernels.streams.mosaic_tpu import budget
 from resjax.kernels.streams.mosaic_tpu import phi as on_chip
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
@@ -121,11 +118,11 @@ def backward(
     ),
     scratch_shapes=(
       _Scratch(
-        column_room(plan.num_weights),
-        column_room(count),
-        column_room(2),
-        column_room(count),
-        column_room(plan.num_weights),
+        columns.room(plan.num_weights),
+        columns.room(count),
+        columns.room(2),
+        columns.room(count),
+        columns.room(plan.num_weights),
         pltpu.VMEM((count, TOKENS, width), jnp.float32),
         pltpu.VMEM((ROWS, width), jnp.float32),
         on_chip.room(plan.narrowed(way.part)),
@@ -171,14 +168,14 @@ def _run(
 
   @pl.when(tile == 0)
   def _() -> None:
-    for values, columns in (
+    for values, target in (
       (given.weights, scratch.weights),
       (numbers.read, scratch.read),
       (numbers.norms, scratch.norms),
       (numbers.squares, scratch.squares),
     ):
       if values is not None:
-        to_columns(values[...], columns)
+        columns.write(values[...], target)
     steps.clear(outputs.weights)
 
   streams = outputs.streams
@@ -204,7 +201,7 @@ def _run(
 
   for_each_row_group(TOKENS, add)
   for_each_row_group(TOKENS, write)
-  outputs.weights[...] += from_columns(scratch.dots, plan.num_weights)
+  outputs.weights[...] += columns.read(scratch.dots, plan.num_weights)
 
 
 def _unmix(plan: Plan, given: Given, outputs: WrittenBack, scratch: _Scratch, rows: Span) -> Chunks:
@@ -212,7 +209,7 @@ def _unmix(plan: Plan, given: Given, outputs: WrittenBack, scratch: _Scratch, ro
   if given.gain is None:
     return lambda rows, lanes: wide(given.d_x, rows, lanes)
   tiles.mix(plan, tiles.chunks_of(outputs.streams), scratch.read, rows, scratch.d_read)
-  inverse_rms, correction = (spread(scratch.norms, rows, number) for number in range(2))
+  inverse_rms, correction = (columns.spread(scratch.norms, rows, number) for number in range(2))
 
   def chunk(lanes: Span, _: Any) -> None:
     d, mixed = wide(given.d_x, rows, lanes), scratch.d_read[:, lanes]

@@ -4,7 +4,8 @@ import itertools
 from typing import NamedTuple
 
 from resjax.base.hardware import TPU_CHIPS, find_tpu
-from resjax.kernels.mosaic_tpu import LANES, ROWS, TOKENS, chip_of
+from resjax.kernels.mosaic_tpu import ROWS, TOKENS, chip_of
+from resjax.kernels.operation import LANES
 from resjax.kernels.streams.mosaic_tpu import phi
 from resjax.kernels.streams.mosaic_tpu.plan import PARTS, Plan
 from resjax.kernels.streams.operands import Read

@@ -10,22 +10,17 @@ from jax.experimental.pallas import tpu as pltpu
 
 from resjax.base import Array
 from resjax.kernels.mosaic_tpu import (
-  LANES,
   ROWS,
   TOKENS,
   Span,
-  column_room,
+  call,
+  columns,
   for_each_chunk,
   for_each_row_group,
-  from_columns,
-  number_room,
-  on_one_device,
-  put,
-  to_columns,
   whole_spec,
   wide,
 )
-from resjax.kernels.operation import Ref
+from resjax.kernels.operation import LANES, Ref
 from resjax.kernels.streams.mosaic_tpu import budget
 from resjax.kernels.streams.mosaic_tpu import phi as on_chip
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
@@ -70,7 +65,7 @@ class _Scratch(NamedTuple):
   phi: Any
 
 
-@on_one_device
+@call.on_one_device
 def forward(
   read: Read, operands: Operands, keep_streams: bool = True, keep_stats: bool = True
 ) -> tuple[Array, Array | None, Array, Stats | None]:
@@ -108,11 +103,11 @@ def forward(
     ),
     scratch_shapes=(
       _Scratch(
-        column_room(plan.num_weights),
-        column_room(count),
+        columns.room(plan.num_weights),
+        columns.room(count),
         pltpu.VMEM((ROWS, width), jnp.float32),
         None if keep_streams else pltpu.VMEM((count, TOKENS, width), plan.dtype),
-        Stats(*(None if keep_stats or not n else number_room(n) for n in numbers)),
+        Stats(*(None if keep_stats or not n else columns.number_room(n) for n in numbers)),
         on_chip.room(plan),
       ),
     ),
@@ -141,12 +136,12 @@ def _run(read: Read, plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Sc
     on_chip.load_at_start(plan, budget.fetches(read, plan), inputs.phi.at[read.site], scratch.phi)
   streams = outputs.streams if scratch.streams is None else scratch.streams
   stats = outputs.stats if scratch.stats.mean_squares is None else scratch.stats
-  to_columns(inputs.weights[...], scratch.weights)
+  columns.write(inputs.weights[...], scratch.weights)
   tiles.write_streams(plan, inputs.streams, inputs.out, scratch.weights, streams)
   if plan.num_columns:
     _project(plan, streams, stats, scratch)
   p = write_coefficients(read, plan, *stats, inputs.parameters, outputs.weights)
-  to_columns(p, scratch.read)
+  columns.write(p, scratch.read)
   for_each_row_group(
     TOKENS, lambda _, rows: _mix(read, plan, inputs, streams, outputs, scratch, rows)
   )
@@ -154,16 +149,16 @@ def _run(read: Read, plan: Plan, inputs: Inputs, outputs: _Outputs, scratch: _Sc
 
 def _project(plan: Plan, streams: Ref, stats: Stats, scratch: _Scratch) -> None:
   """Writes products with φ, and mean squares."""
-  columns = plan.num_columns
+  size = plan.num_columns
   if plan.shared:
     for r in range(plan.num_streams):
       found = tiles.product(plan, streams[r], scratch.phi.kept[0])
-      stats.products[r * columns : (r + 1) * columns, :] = found[:columns]
+      stats.products[r * size : (r + 1) * size, :] = found[:size]
   else:
     stats.products[...] = jnp.zeros_like(stats.products)
 
     def add(r: Array, _: Any) -> None:
-      stats.products[...] += tiles.product(plan, streams[r], scratch.phi.kept[r])[:columns]
+      stats.products[...] += tiles.product(plan, streams[r], scratch.phi.kept[r])[:size]
 
     # A loop at run time, as steps that are written out have room on the chip of their own.
     lax.fori_loop(0, plan.num_streams, add, None)
@@ -175,10 +170,10 @@ def _project(plan: Plan, streams: Ref, stats: Stats, scratch: _Scratch) -> None:
         x = wide(streams, r, rows, lanes)
         return squares + x * x
 
-      put(scratch.read, rows, r, for_each_chunk(plan.width, LANES, chunk, tiles.zeros()))
+      columns.put(scratch.read, rows, r, for_each_chunk(plan.width, LANES, chunk, tiles.zeros()))
 
   for_each_row_group(TOKENS, group)
-  squares = from_columns(scratch.read, plan.num_streams)
+  squares = columns.read(scratch.read, plan.num_streams)
   stats.mean_squares[...] = squares / plan.width
 
 

@@ -13,8 +13,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.base import Array
-from resjax.kernels.mosaic_tpu import LANES, ROWS, Span, for_each_chunk, for_each_row_group
-from resjax.kernels.operation import Ref
+from resjax.kernels.mosaic_tpu import ROWS, Span, for_each_chunk, for_each_row_group
+from resjax.kernels.operation import LANES, Ref
 from resjax.kernels.streams.mosaic_tpu.plan import PARTS, Plan, in_parts
 
 SPEC = pl.BlockSpec(memory_space=pl.ANY)  # of φ in the memory of the device

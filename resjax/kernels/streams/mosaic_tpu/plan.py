@@ -12,20 +12,18 @@ from jax.experimental import pallas as pl
 
 from resjax.base import Array, PyTree
 from resjax.kernels.mosaic_tpu import (
-  LANES,
   ROWS,
   SUBLANES,
   TOKENS,
   Span,
   StreamPlan,
+  columns,
   dot,
   for_each_chunk,
   for_each_row_group,
-  spread,
-  turned,
   wide,
 )
-from resjax.kernels.operation import Ref
+from resjax.kernels.operation import LANES, Ref
 from resjax.kernels.streams.operands import Operands
 
 PARTS = 2  # φ as bfloat16: its first 8 bits, and the next 8
@@ -175,7 +173,7 @@ def write_streams(plan: Plan, streams: Ref, out: Ref, weights: Ref, target: Ref)
 
   def group(_: Array, rows: Span) -> None:
     for r in range(count):
-      factors = [spread(weights, rows, r * (count + 1) + s) for s in range(count + 1)]
+      factors = [columns.spread(weights, rows, r * (count + 1) + s) for s in range(count + 1)]
 
       def chunk(lanes: Span, _: Any, r: int = r, factors: list[Array] = factors) -> None:
         total = factors[count] * wide(out, rows, lanes)
@@ -190,7 +188,7 @@ def write_streams(plan: Plan, streams: Ref, out: Ref, weights: Ref, target: Ref)
 
 def mix(plan: Plan, sources: list[Chunks], weights: Ref, rows: Span, target: Ref) -> Array:
   """Writes Σ_r p_r H_r of a group of rows to target [ROWS, D]; returns its squares in chunks."""
-  factors = [spread(weights, rows, r) for r in range(len(sources))]
+  factors = [columns.spread(weights, rows, r) for r in range(len(sources))]
 
   def chunk(lanes: Span, squares: Array) -> Array:
     total = factors[0] * sources[0](rows, lanes)
@@ -204,7 +202,7 @@ def mix(plan: Plan, sources: list[Chunks], weights: Ref, rows: Span, target: Ref
 
 def product(plan: Plan, stream: Array, phi: Array) -> Array:
   """Returns φ H [rows, TOKENS] of a stream [TOKENS, D] and a projection as `Phi` keeps it."""
-  found = turned(dot(stream, phi, 1, 1))
+  found = columns.turned(dot(stream, phi, 1, 1))
   if not plan.split:
     return found[: plan.rows]
   return found[: plan.rows] + found[plan.rows : PARTS * plan.rows]

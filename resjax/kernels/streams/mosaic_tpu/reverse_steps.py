@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from resjax.base import Array, PyTree
-from resjax.kernels.mosaic_tpu import LANES, ROWS, TOKENS, Span, for_each_chunk, put, spread, wide
-from resjax.kernels.operation import Ref
+from resjax.kernels.mosaic_tpu import ROWS, TOKENS, Span, columns, for_each_chunk, wide
+from resjax.kernels.operation import LANES, Ref
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
 from resjax.kernels.streams.mosaic_tpu.plan import Chunks, Plan
 from resjax.kernels.streams.operands import Read
@@ -122,7 +122,7 @@ def unmix(
 
   dots = for_each_chunk(plan.width, LANES, chunk, [tiles.zeros() for _ in sources])
   for number, dot in enumerate(dots):
-    put(refs.dots, rows, number, dot)
+    columns.put(refs.dots, rows, number, dot)
   return inverse_rms, correction
 
 
@@ -188,7 +188,7 @@ def add_rows(
     target: [R, TOKENS, D] float32, which has what `project_back` wrote, if there is a φ.
   """
   for r in range(plan.num_streams):
-    weight, scale = (spread(ref, rows, r) for ref in factors)
+    weight, scale = (columns.spread(ref, rows, r) for ref in factors)
 
     def chunk(
       lanes: Span, _: Any, r: int = r, weight: Array = weight, scale: Array = scale
@@ -230,10 +230,10 @@ def write_rows(
 
     found = for_each_chunk(plan.width, LANES, dot, [tiles.zeros() for _ in sources])
     for s, total in enumerate(found):
-      put(dots, rows, r * (count + 1) + s, total)
+      columns.put(dots, rows, r * (count + 1) + s, total)
 
   for s in range(count + 1):
-    factors = [spread(weights, rows, r * (count + 1) + s) for r in range(count)]
+    factors = [columns.spread(weights, rows, r * (count + 1) + s) for r in range(count)]
 
     def chunk(lanes: Span, _: Any, s: int = s, factors: list[Array] = factors) -> None:
       total = factors[0] * cotangents[0, rows, lanes]

@@ -16,7 +16,7 @@ from resjax.kernels.operation import LANES, Ref
 TOKENS = LANES  # of a tile
 
 
-def to_columns(rows: Array, scratch: Ref) -> None:
+def write(rows: Array, scratch: Ref) -> None:
   """Writes numbers per token [n, TOKENS] to columns of scratch [TOKENS, at least n]."""
   count = len(rows)
   for start in range(0, count, LANES):
@@ -27,13 +27,13 @@ def to_columns(rows: Array, scratch: Ref) -> None:
     scratch[:, start : start + LANES] = part.T
 
 
-def from_columns(scratch: Ref, count: int) -> Array:
+def read(scratch: Ref, count: int) -> Array:
   """Returns the first columns of scratch as numbers per token [count, TOKENS]."""
   parts = [scratch[:, start : start + LANES].T for start in range(0, count, LANES)]
   return (parts[0] if len(parts) == 1 else jnp.concatenate(parts))[:count]
 
 
-def column_room(count: int) -> Any:
+def room(count: int) -> Any:
   """Returns scratch for columns."""
   return pltpu.VMEM((TOKENS, -(-count // LANES) * LANES), jnp.float32)
 
