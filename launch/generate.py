@@ -42,7 +42,6 @@ _SAMPLES = flags.DEFINE_integer("num_samples", 1, "Continuations of a prompt.", 
 
 
 def _pretrained(folder: str) -> TrainedModel:
-  """Returns the model of --hf."""
   processes.refuse_several("resjax generate --hf")
   return loading.from_huggingface(folder, ignore=_IGNORED.value)
 

@@ -74,7 +74,6 @@ def _command(argv: Sequence[str]) -> str:
 
 
 def _is_script(word: str) -> bool:
-  """Returns whether a word is a script, for which the line break at its end means nothing."""
   return word.endswith("\n") and word.strip() != ""
 
 

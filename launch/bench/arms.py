@@ -1,8 +1,8 @@
 """Runs a command in a process of its own that has a deadline, and tells how a process ended.
 
 A kernel that fails on a GPU may abort the process, spoil its CUDA context, or never end. So
-whatever is measured there, an *arm*, costs no more than its own deadline, and what it has written
-stays.
+each measurement, an *arm*, runs in a process that ends at a deadline, and its records so far are
+kept.
 """
 
 import contextlib

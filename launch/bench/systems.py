@@ -6,7 +6,7 @@
 Parameters, depth state (bfloat16) and forward FLOPs are for configs/gpt2_124m.py. Memory and
 passes are those of the training step of configs/llama_1p3b.py with 4 rows of 2048 tokens and full
 recomputation, on one v5p that need not be there (the extra `tpu`, and half a minute to three per
-system); passes per attention or MLP. The systems are those of `systems` in configs/ablations.
+system); passes per attention or MLP. `systems` in configs/ablations lists the systems.
 
 costs.json in --out is written after every system, so that the same command goes on where it was
 stopped; a system that another version of JAX compiled is compiled again. The table is printed, and

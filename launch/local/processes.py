@@ -122,7 +122,6 @@ def _wait(processes: Sequence[subprocess.Popen], grace: float, signals: Sequence
 
 
 def _kill(process: subprocess.Popen) -> None:
-  """Kills a process and all that it has started."""
   with contextlib.suppress(ProcessLookupError):
     os.killpg(process.pid, signal.SIGKILL)
 

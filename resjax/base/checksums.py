@@ -101,7 +101,6 @@ def not_finite(tree: PyTree, largest: float) -> list[str]:
 
 @functools.cache
 def _is_below(sharding: NamedSharding | None) -> Callable[[Array, np.float32], Array]:
-  """Returns a function that says whether all magnitudes of an array are below a number."""
   return jax.jit(lambda x, most: jnp.all(jnp.abs(x) < most), out_shardings=sharding)
 
 
@@ -114,7 +113,6 @@ def _everywhere(x: Array) -> NamedSharding | None:
 
 @functools.cache
 def _compiled(sharding: NamedSharding | None) -> Callable[[Array], Array]:
-  """Returns `of_array`, jitted, with a result of this sharding."""
   return jax.jit(of_array, out_shardings=sharding)
 
 

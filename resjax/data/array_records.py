@@ -27,7 +27,6 @@ class _Writer(writer.ExampleWriter):
   """Writes records whose bytes are the same in every process that builds them."""
 
   def write(self, path: Any, examples: Iterator[tuple[Any, bytes]]) -> Any:
-    """Writes pairs of a key and a record to a file."""
     return super().write(path, ((key, _ordered(record)) for key, record in examples))
 
 

@@ -27,7 +27,7 @@ class RowCutter:
   one token separates documents, `eos doc eos doc ... eos`. With inputs = row[:-1] and targets =
   row[1:], every token but the first of the stream is a target exactly once, whatever the length of
   the documents, unless it has the mark `GIVEN`; only the last row has padding. The bytes of a row
-  are those of its targets, so that the rows have the bytes of all documents together. Documents
+  are the bytes of its targets, so that they add up to the bytes of all documents. Documents
   keep their order here; rows are shuffled when they are read.
 
   Args:

@@ -116,7 +116,6 @@ class _Changed(io.RawIOBase):
     self._read = read
 
   def readable(self) -> bool:
-    """Returns True: it can be read, and nothing else."""
     return True
 
   def readinto(self, buffer: Any) -> int:

@@ -173,7 +173,6 @@ class _Shard(NamedTuple):
 
   @property
   def examples_in_shard(self) -> int:
-    """The number of records in the file."""
     return self.take
 
 

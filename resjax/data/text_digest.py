@@ -1,9 +1,9 @@
-"""What the documents of a corpus are: one digest of their texts in order, and where two differ.
+"""Digests of the documents of a corpus, in order, which can tell where two corpora differ.
 
 Every document has a digest of its text. Pairs of neighbours are hashed again, and so on, which
 gives a tree whose root is the digest of the corpus (Merkle 1988). A level of the tree with at most
 `MOST_BLOCKS` + 1 digests is kept too. It takes 2 MB, and tells where the documents differ from
-those of another time: which one in a corpus of up to `MOST_BLOCKS` documents, else which few.
+an earlier version: which one in a corpus of up to `MOST_BLOCKS` documents, else which few.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class TextDigest:
 
   @property
   def is_whole(self) -> bool:
-    """Whether the blocks hash to the root; those of a damaged record do not."""
+    """Whether the blocks hash to the root; in a damaged record they do not."""
     blocks = self._at(self.level)
     count = -(-self.documents // 2**self.level)
     return len(blocks) == count and _root(blocks, self.documents) == self.root

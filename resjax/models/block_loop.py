@@ -75,7 +75,6 @@ class _Segment(NamedTuple):
 
   @property
   def num_layers(self) -> int:
-    """The layers of all its blocks."""
     return self.num_blocks * self.length
 
   def first_of(self, block: Array) -> Array:
@@ -381,12 +380,10 @@ _run.defvjp(partial(_forward, True), _backward)
 
 
 def _row(stack: PyTree, i: Array | int) -> PyTree:
-  """Returns row i of every array of a stack."""
   return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), stack)
 
 
 def _rows(stack: PyTree, first: Array | int, count: int) -> PyTree:
-  """Returns `count` rows of every array of a stack."""
   return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, first, count), stack)
 
 

@@ -46,14 +46,14 @@ class _Context(NamedTuple):
 
 
 class Probed(NamedTuple):
-  """What a run of a decoder with a probe returns.
+  """The results of running a decoder with a probe.
 
   Attributes:
     embedded: the embeddings that the layers start from [B, T, D]; where the combinator normalises
-      its output (`Combinator.final_norm` is False), what it would return of them without layers.
+      its output (`Combinator.final_norm` is False), its output for them without layers.
     output: the output of the layers [B, T, D], before the final norm.
     weights: `Combinator.depth_weights` of the last read, or None.
-    layers: what the probe returned, with a leading axis L.
+    layers: the results of the probe, with a leading axis L.
   """
 
   embedded: Array
@@ -252,19 +252,19 @@ class Decoder(nnx.Module):
   def decode(
     self, tokens: Array, cache: DecodeCache, segment_ids: Array | None = None
   ) -> tuple[Array, DecodeCache]:
-    """Runs tokens that follow those of a cache: a whole prompt, or the next token.
+    """Runs tokens that follow a cache: a whole prompt, or the next token.
 
-    Every row is what it would be alone, whatever the lengths of the others and wherever padding
-    stands. A row that gets long for `longrope` by these tokens is run again from its first token.
+    Rows do not depend on each other's lengths, nor on where padding stands. A row that gets long
+    for `longrope` by these tokens is run again from its first token.
 
     Args:
       tokens: the token numbers [B, T]; as many as fit into the cache.
-      cache: what earlier tokens left; it is not changed.
+      cache: the cache after earlier tokens; it is not changed.
       segment_ids: 1 for a token, 0 for padding [B, T], in any places. Default: no padding.
 
     Returns:
-      The final normalised hidden states [B, T, D], and the cache with the new tokens. What is
-      returned for padding has no meaning.
+      The final normalised hidden states [B, T, D], and the cache with the new tokens. The states
+      of padding have no meaning.
 
     Raises:
       ValueError: it is known that they do not fit.
@@ -282,7 +282,7 @@ class Decoder(nnx.Module):
   def _decode_or_again(
     self, tokens: Array, cache: DecodeCache, segment_ids: Array
   ) -> tuple[Array, DecodeCache]:
-    """Does what `decode` does for rows whose padding comes last."""
+    """`decode` for rows whose padding comes last."""
     count = tokens.shape[1]
 
     def on() -> tuple[Array, DecodeCache]:

@@ -106,12 +106,12 @@ def run(
     x: embeddings [B, T, D].
     branch: what runs at a site, a pure function: branch(layer parameters, site, views, context)
       returns the normalised views and the output [B, T, D].
-    pre_norms: pre_norms(layer parameters, site) returns what normalises each view that the branch
+    pre_norms: pre_norms(layer parameters, site) returns the norm of each view that the branch
       uses, see `Combinator.read_normed`; then the branch gets normalised views, and a combinator
       may fuse norms into its reads. Default: the branch gets the views as they are read.
     context: arrays that every branch may read (positions, segment ids, values of the first layer);
-      gradients flow to those of a floating type.
-    tokens: what combinators that mix tokens must know of them, see `Combinator.init`.
+      gradients flow to arrays of a floating type.
+    tokens: segments and caches for combinators that mix tokens, see `Combinator.init`.
     remat: one of `REMAT`: what a layer keeps for the reverse pass. `none`: all; `full`: its inputs;
       `dots`: its inputs and the results of its linear maps.
     unroll: whether a Python loop runs the layers instead of a scan; for tests and very few layers.
@@ -137,21 +137,21 @@ def run_layers(
   context: PyTree = None, tokens: TokenContext | None = None,
   remat: str = "none", unroll: bool = False,
 ) -> tuple[PyTree, PyTree]:  # fmt: skip
-  """Does what `run` does up to the final read, and collects something of every layer.
+  """`run` without the final read, with results that are collected in every layer.
 
-  The other arguments are those of `run`.
+  Takes the arguments of `run`, and:
 
   Args:
-    branch: as in `run`; what it returns after the output is found in `SiteVisit.kept`.
+    branch: as in `run`; its further results after the output become `SiteVisit.kept`.
     collect: a pure function that closes over no array: collect(visits, context) gets the visits to
       the sites of a layer, in their order, and returns a pytree of arrays. These are stacked over
       layers, so a probe sums over tokens or width first. Default: nothing is collected.
-    relay: what layers hand on besides the depth state; it is kept once per layer for the reverse
-      pass. Default: nothing.
+    relay: arrays that layers pass on besides the depth state; they are kept once per layer for
+      the reverse pass. Default: none.
     context: arrays that `branch` and `collect` may read, see `run`.
 
   Returns:
-    The depth state after the last layer; and what `collect` returned, with a leading axis L and
+    The depth state after the last layer; and the results of `collect`, with a leading axis L and
     without gradients.
 
   Raises:
@@ -169,10 +169,10 @@ def over_layers(
   combinator: Combinator, layers: PyTree, step: Callable[..., tuple[Carried, PyTree]], *,
   remat: str = "none", unroll: bool = False,
 ) -> Callable[[Carried, PyTree], tuple[Carried, PyTree]]:  # fmt: skip
-  """Returns a function of what the first layer is handed and of the context, which runs L layers.
+  """Returns a function of the first layer's carry and the context, which runs L layers.
 
-  It returns what the last layer hands on; and what was found in the layers, with a leading axis L.
-  The other arguments are those of `run`.
+  The function returns the carry after the last layer, and the stacked results of `step`, with a
+  leading axis L. Takes the arguments of `run`.
 
   Args:
     step: a pure function: step(graphdef, index, carried, shared, row, context) returns what the

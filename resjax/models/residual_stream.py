@@ -142,7 +142,7 @@ class ResidualStream:
     Args:
       layers: one NNX module whose variables have a leading axis L, as `nnx.vmap` makes it. Called
         as module(stream, *context) with one layer's row, it returns the stream after it.
-      *context: arrays that all layers read; gradients flow to those of a floating type. Of an
+      *context: arrays that all layers read; gradients flow to arrays of a floating type. Of an
         `nnx.Rngs` among them each layer gets one with a key of its own for every stream.
       remat: what a layer keeps for the reverse pass, see `resjax.models.depth.run`.
 
@@ -250,7 +250,7 @@ def run_blocks(
       among them; no random keys, but their data.
     block: a pure function: block(row of a layer, stream, *context) returns the stream after all
       sites of the layer, and a pytree of arrays, through which no gradient flows.
-    *context: arrays that all layers read; gradients flow to those of a floating type.
+    *context: arrays that all layers read; gradients flow to arrays of a floating type.
     remat: see `resjax.models.depth.run`.
 
   Raises:

@@ -138,10 +138,7 @@ class Attention(nnx.Module):
     rotation: Rotation = NOT_ROTATED,
     mixers: Sequence[ValueMixer] = (),
   ) -> tuple[Array, KeyValues]:
-    """Does what `__call__` does for rows of any length, in memory linear in T.
-
-    Args:
-      x_q: see `__call__`, as all other arguments.
+    """`__call__` for rows of any length, in memory linear in T; takes the same arguments.
 
     Returns:
       The output [B, T, D], and the keys and values [B, T, K, C] for a cache.
@@ -166,7 +163,9 @@ class Attention(nnx.Module):
     rotation: Rotation = NOT_ROTATED,
     mixers: Sequence[ValueMixer] = (),
   ) -> tuple[Array, KeyValues]:
-    """Does what `__call__` does for T tokens that follow earlier ones, in memory linear in T.
+    """`__call__` for T tokens that follow earlier ones, in memory linear in T.
+
+    Arguments that are not listed are the same as of `__call__`.
 
     Args:
       x_q: what queries are made of [B, T, D].
@@ -175,7 +174,7 @@ class Attention(nnx.Module):
       past: the keys and values of earlier tokens [B, S, K, C], see `KeyValues`.
       length: the number of slots of `past` that are filled, after which the new ones go; may be
         traced. None: `past` is full, and the new ones go behind it.
-      segment_ids: the segment of each token [B, T], see `__call__`, as what is not here.
+      segment_ids: the segment of each of the T tokens [B, T].
       keys: segments and positions of all keys, with the new ones in their place, [B, keys] each.
 
     Returns:

@@ -123,7 +123,7 @@ def normed_output(combinator: Combinator, layers: PyTree, x: jax.Array) -> jax.A
 
 
 def _bare(*arguments: Any, **options: Any) -> Any:
-  """A branch that reads what no norm has touched."""
+  """A branch without pre-norm."""
   return toy.branch(*arguments, **options | {"pre_norm": False})
 
 

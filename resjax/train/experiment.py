@@ -105,7 +105,7 @@ def _check_sections(values: Mapping[str, Any]) -> None:
 
 
 def _with_system(given: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a user's own config with all options of its combinator, and those of no other.
+  """Returns a user's own config with all options of its combinator, and of no other one.
 
   Raises:
     ValueError: there is no such combinator, or it cannot be imported; or a section belongs to none.

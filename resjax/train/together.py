@@ -299,12 +299,10 @@ class _Group:
 
 
 def _lane(tree: PyTree, number: int | Array) -> PyTree:
-  """Returns the part of one run of arrays with a leading axis of runs."""
   return jax.tree.map(lambda leaf: leaf[number], tree)
 
 
 def _stack(trees: Sequence[PyTree]) -> PyTree:
-  """Returns arrays with a leading axis of runs."""
   return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 

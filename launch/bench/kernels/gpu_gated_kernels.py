@@ -57,5 +57,5 @@ def prepared(
   if obstacle := obstacles.obstacle(read, operands):
     return obstacle
   run, others, found = passes[name]
-  assert found is not None  # there is no obstacle
+  assert found is not None  # the read is supported
   return found, run, (operands, *others)

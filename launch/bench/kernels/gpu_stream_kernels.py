@@ -50,7 +50,7 @@ def prepared(
   if obstacle := obstacles.obstacle(read, operands):
     return obstacle
   found = choose(read, operands)
-  assert found is not None  # there is no obstacle
+  assert found is not None  # the read is supported
   return found, call, (operands, *others)
 
 

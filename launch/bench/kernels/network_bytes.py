@@ -2,8 +2,8 @@
 
 A kernel counts with the cost that it declares, everything else with the operands and results of
 XLA's fusions. A branch flips the sign between two barriers, which cost nothing and which no fusion
-crosses. Its output and the cotangent of its input are thus arrays of their own, as those of a
-matrix product would be. The branches take 4 passes per sublayer, which are subtracted because they
+crosses. Its output and the cotangent of its input are thus arrays of their own, as they would be
+around a matrix product. The branches take 4 passes per sublayer, which are subtracted because they
 do not belong to the residual path. If a branch were the identity, two cotangents of a sublayer
 would be one array, and a kernel that adds into one of them would have to copy it. Nothing is
 recomputed.

@@ -12,7 +12,7 @@ def take(reads: PyTree, slot: Array | int) -> tuple[PyTree, PyTree]:
 
   The reverse pass overwrites the row's cotangent in that of the returned `reads`, so that no arrays
   of S rows are added up. A row may therefore be taken only once; the cotangent of a row that is
-  never taken stays what it was.
+  never taken is left unchanged.
 
   Args:
     reads: pytree of arrays [S, ...].

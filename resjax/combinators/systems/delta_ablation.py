@@ -233,8 +233,6 @@ def _gated(sources: Sources, gate: Gate) -> Sources:
 
 
 def _in_heads(sources: Sources, num_heads: int) -> Sources:
-  """Returns the sources with the channels of every head on an axis of their own."""
-
   return _each(lambda source: source.reshape(*source.shape[:-1], num_heads, -1), sources)
 
 

@@ -96,7 +96,6 @@ class MultiGate(Combinator):
     return {"x": self._pooled(state, query, self._number(layer, site) + 1)}, None
 
   def _number(self, layer: Layer, site: str) -> Layer:
-    """Returns how many sublayers are before a site."""
     return layer * len(self.sites) + self.sites.index(site)
 
   def _pooled(self, state: Array, query: Array, num_open: Layer) -> Array:

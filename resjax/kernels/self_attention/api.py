@@ -245,7 +245,6 @@ def cached_attention(
 
 
 def _padded(a: Array, count: int, value: int = 0) -> Array:
-  """Returns [B, T, ...] with `count` more tokens behind."""
   return jnp.pad(a, [(0, 0), (0, count)] + [(0, 0)] * (a.ndim - 2), constant_values=value)
 
 

@@ -220,7 +220,6 @@ class _StoredWeights:
   weights: list[Values]
 
   def depth_weights(self) -> DepthWeights:
-    """Returns the weights, a row for each reader."""
     values = matrix(self.weights, len(self.readers), len(self.sources), "depth_weights.weights")
     return DepthWeights(self.readers, self.sources, values)
 

@@ -38,7 +38,7 @@ class Comparison:
   multipliers: Mapping[str, Sequence[Multiplier]]
 
   def verdict(self, arm: str) -> tuple[bool, str]:
-    """Returns whether an arm may be said to save compute, and what it saves or what is against."""
+    """Returns whether an arm may be said to save compute, and the claim or the objection."""
     compute = self.ladders[self.reference].compute(self.law.currency)
     return compute_multiplier.verdict(self.multipliers[arm], compute)
 

@@ -85,10 +85,10 @@ def patch(
   Args:
     decoder: any decoder, sharded or not, with any combinator.
     clean: the tokens of the clean prompt [T].
-    corrupted: those of the corrupted prompt, as many.
+    corrupted: the tokens of the corrupted prompt [T].
     answers: the two tokens whose logits are compared; None: the most probable ones after each of
       the prompts.
-    every: `layer` or `site`: behind what states are replaced.
+    every: `layer` or `site`: whether states are replaced after layers or after sites.
     progress: is called after every batch.
 
   Raises:
@@ -192,7 +192,7 @@ class _Runner:
 
 
 class _PatchedPath(WrappedPath):
-  """A residual path on which states of some rows are replaced by those of row 0.
+  """A residual path on which states of some rows are replaced by the states of row 0.
 
   Args:
     inner: the combinator of the model.

@@ -23,9 +23,9 @@ def states(
 ) -> dict[DepthPosition, Array]:
   """Returns the hidden states [B, T, D] of some tokens by depth position, in order of depth.
 
-  They are those that an `Alignment` measures. The state at the last position is the output of the
-  layers before the final norm, so that decoder.logits(decoder.final_norm(h)) of it are the logits
-  of the model, and of any other state those of the logit lens. `hidden_states` of transformers has
+  An `Alignment` measures the same states. decoder.logits(decoder.final_norm(h)) are the logits of
+  the model for the state h at the last position, which is the output of the layers before the final
+  norm, and the logits of the logit lens for any other state. `hidden_states` of transformers has
   the same arrays for a plain residual path, but the last one after the final norm.
 
   Args:

@@ -63,8 +63,8 @@ class Comparison:
     kl: KL(final prediction ‖ lens) in nats per token, of the logit and the tuned lens [2, P].
     nats: the loss of both lenses on the next token [2, P].
     kl_errors: the standard errors of `kl`, from how rows differ [2, P].
-    nats_errors: those of `nats` [2, P].
-    gain: how much lower the KL of the tuned lens is [P].
+    nats_errors: the standard errors of `nats` [2, P].
+    gain: the KL of the logit lens minus that of the tuned lens [P].
     gain_errors: the standard errors of `gain`, by rows [P].
   """
 

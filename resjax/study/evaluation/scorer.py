@@ -50,8 +50,8 @@ class Scorer:
 
   A bucket has rows of 64, 128, 256, ... tokens, see `buckets.fine_sizes`, and which one a row falls
   into follows from its own length alone. A row stands in its bucket by itself, with padding in a
-  segment of its own behind, so that neither the other rows of a batch nor their number have a part
-  in its result. All logits never exist together: the output head runs in chunks, and only where a
+  segment of its own behind, so that its result depends neither on the other rows of a batch nor on
+  their number. All logits never exist together: the output head runs in chunks, and only where a
   token is scored.
 
   In several processes all of them call `score` with the same rows, and get the same result.

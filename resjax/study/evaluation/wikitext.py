@@ -67,6 +67,5 @@ def pages(rows: Iterable[str]) -> Iterator[str]:
 
 
 def _is_title(line: str) -> bool:
-  """Returns whether a line is a heading of the first level, of all pages but one the title."""
   line = line.replace("= = =", "===").replace("= =", "==").strip()
   return line.startswith("= ") and line.endswith(" =")

@@ -194,9 +194,9 @@ def multipliers(law: ScalingLaw, reference: Ladder, arm: Ladder) -> list[Multipl
   S = (C_ref / C_arm) · ((L_ref − L∞) / (L_arm − L∞))^(1/α) · speed_arm / speed_ref
 
   C and speed are in the law's currency, and the first factor is 1 for equal compute. The last one
-  is left out unless both speeds are known. The interval is that of log S by the delta method:
-  errors of the losses have the spread of the law, also those of the arm, and those of the reference
-  move floor and exponent too; Student's t has the freedom of the law. Errors of the speeds are left
+  is left out unless both speeds are known. The interval is for log S, by the delta method:
+  errors of all losses have the spread of the law, and errors of the reference's losses also move
+  floor and exponent; Student's t has the freedom of the law. Errors of the speeds are left
   out.
 
   Args:

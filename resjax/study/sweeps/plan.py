@@ -143,7 +143,7 @@ class Plan:
 def questions(
   declared: Any, arms: Sequence[str], baseline: str = "", seeds: Sequence[int] = ()
 ) -> Questions:
-  """Returns what a sweep file asks, with the baseline and all contrasts written out.
+  """Returns the questions of a sweep file, with the baseline and all contrasts written out.
 
   Args:
     declared: the `PLAN` of the file, a mapping of fields of `Questions`; {}: none.
@@ -153,7 +153,7 @@ def questions(
 
   Raises:
     ValueError: a field is unknown or has another type, an arm has another name, a seed is named
-      twice, or that of tuning is among those of the comparison.
+      twice, or the seed of tuning is also a seed of the comparison.
   """
   if not isinstance(declared, Mapping):
     raise ValueError(f"PLAN is {declared!r}: a dict is allowed")

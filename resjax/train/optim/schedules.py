@@ -60,5 +60,4 @@ def steps_before_decay(config: OptimizerConfig, steps: int) -> int:
 
 
 def _decay_steps(config: OptimizerConfig, steps: int) -> int:
-  """Returns the number of steps of the final decay of wsd."""
   return min(max(1, round(config.decay_fraction * steps)), steps - 1)

@@ -64,8 +64,8 @@ def parameter_rows(
   combinator. With a `scaling`, those of the latter that lie under `layers` have adam_layers, whose
   eps is divided by m ℓ.
 
-  `decayed` are the parameters that are named `kernel` or `embedding`, and those of the combinator
-  that `decayed_combinator_paths` names.
+  `decayed` are the parameters that are named `kernel` or `embedding`, and parameters of the
+  combinator that `decayed_combinator_paths` names.
 
   `lr_multiplier` is config.optim.combinator_lr_multiplier for the parameters of the combinator,
   times the factors that config.optim.combinator_lr_multipliers has for them, and 1 for all others.

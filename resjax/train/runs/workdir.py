@@ -232,7 +232,7 @@ def _other_data(
 
 
 def as_begun(run: Run) -> Run:
-  """Returns a run with documents like those of the run that its folder holds.
+  """Returns a run whose texts become documents in the way of the run that its folder holds.
 
   That run may be from a release without `config.data.tokenizer.documents`, which had other
   defaults. A setting other than today's default is kept.

@@ -169,7 +169,6 @@ def _attention(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _ropes(config: DecoderConfig) -> list[Rope]:
-  """Returns the different rotations of the layers."""
   return [rope for rope in dict.fromkeys(config.layer_ropes) if rope is not None]
 
 

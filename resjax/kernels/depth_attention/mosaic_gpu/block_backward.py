@@ -89,7 +89,7 @@ def backward(
   """Runs the reverse pass on the rows of one device, see reference/block.py."""
   folded, num_reads = source_rows.fold_operands(operands), len(operands.query)
   tiles = tiles_of(read, operands)
-  assert tiles is not None  # obstacles.py has refused what has none
+  assert tiles is not None  # obstacles.py refuses reads without any
   names = len(_Numbers._fields)
   sizes = (3, pairs.num_rows(num_reads), MAX_SOURCES), *((size,) for size in tiles.numbers[1:names])
   numbers = _Numbers(*(plgpu.SMEM(size, jnp.float32) for size in sizes))
@@ -262,7 +262,6 @@ def _begin(token: _Token, walk: SourceWalk, slot: int) -> None:
 
 
 def _cotangent(token: _Token, slot: int) -> Ref:
-  """Returns the reference of the cotangent of a source."""
   bank, recent = token.d_sources
   return row_of(bank, recent, slot, token.token)
 

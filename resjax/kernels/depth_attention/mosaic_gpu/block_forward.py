@@ -62,7 +62,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   folded = source_rows.fold_operands(operands)
   like, num_reads, slots = folded.like, len(operands.query), operands.num_slots
   tiles = tiles_of(read, operands)
-  assert tiles is not None  # obstacles.py has refused what has none
+  assert tiles is not None  # obstacles.py refuses reads without any
   tokens, rows = len(like), pairs.num_rows(num_reads)
   shapes = (slots, tokens), (num_reads, slots, tokens), (num_reads, tokens)
   stats = Stats(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))

@@ -51,7 +51,7 @@ def backward(
   """Runs the reverse pass on the rows of one device, see reference/direct.py."""
   folded = source_rows.fold_operands(operands)
   like, tiles = folded.like, tiles_of(read, operands)
-  assert tiles is not None  # obstacles.py has refused what has none
+  assert tiles is not None  # obstacles.py refuses reads without any
   row = jax.ShapeDtypeStruct(like.shape[1:], jnp.float32)
   shared = (plgpu.SMEM(row.shape, row.dtype),) * _shares_gain(folded, row.shape[0])
   written = call.launch(

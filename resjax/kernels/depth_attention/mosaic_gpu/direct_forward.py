@@ -57,7 +57,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
   per_slot = jax.ShapeDtypeStruct((operands.num_slots, len(like)), jnp.float32)
   per_token = jax.ShapeDtypeStruct((len(like),), jnp.float32)
   tiles = tiles_of(read, operands)
-  assert tiles is not None  # obstacles.py has refused what has none
+  assert tiles is not None  # obstacles.py refuses reads without any
   kernel, name = functools.partial(_kernel, read, tiles.group), "depth_attention_forward"
   stats = Stats(per_slot, per_slot, per_token)
   outputs = _Outputs(row, row if read.adds else None, stats)

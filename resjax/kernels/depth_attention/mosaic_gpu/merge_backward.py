@@ -97,7 +97,7 @@ def backward(
   like, gain = folded.like, folded.out_norm_scale
   word_ring, _ = _word_ring(stats.remainder)
   tiles = tiles_of(read, operands)
-  assert tiles is not None  # obstacles.py has refused what has none
+  assert tiles is not None  # obstacles.py refuses reads without any
   row = jax.ShapeDtypeStruct(like.shape[1:], jnp.float32)
   totals = _Totals(row, None if gain is None else row)
   sums = None if _holds(row.shape[0]) else jax.tree.map(_shared, totals)

@@ -47,7 +47,7 @@ def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, M
   number = jax.ShapeDtypeStruct((len(like),), jnp.float32)
   stats = MergeStats(number, number, number, number if normed else None, words_of(like))
   tiles = tiles_of(read, operands)
-  assert tiles is not None  # obstacles.py has refused what has none
+  assert tiles is not None  # obstacles.py refuses reads without any
   kernel, name = functools.partial(_kernel, read), "depth_attention_merge_forward"
   outputs = _Outputs(row, row if read.adds else None, stats)
   written = call.launch(read, kernel, tiles, like, name, inputs=folded, outputs=outputs).outputs

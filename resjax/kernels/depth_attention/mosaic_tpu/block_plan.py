@@ -46,7 +46,7 @@ class BlockPlan(SourcesPlan):
   def of(cls, name: str, read: Read, operands: Operands) -> "BlockPlan":
     """Returns the plan of the pass `name` with the largest tile that fits."""
     plan = cls.largest(PassSizes.of(name, read, operands), len(operands.query), read.eps)
-    assert plan is not None  # obstacles.py has refused what does not fit
+    assert plan is not None  # obstacles.py refuses reads that do not fit
     return plan
 
   @classmethod

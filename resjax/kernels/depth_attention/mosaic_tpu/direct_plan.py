@@ -42,7 +42,7 @@ class DirectPlan(SourcesPlan):
     """Returns the plan of the pass `name`, with given or chosen tile sizes."""
     sizes = PassSizes.of(name, read, operands)
     chosen = tile_sizes or tiles.choose(sizes)
-    assert chosen is not None  # obstacles.py has refused what does not fit
+    assert chosen is not None  # obstacles.py refuses reads that do not fit
     return cls(sizes, chosen, read.eps, read.out_norm_eps)
 
   @property

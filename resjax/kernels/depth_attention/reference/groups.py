@@ -1,6 +1,6 @@
 """Sources as a few groups [n, ..., D], the bank and each recent source, which are never stacked.
 
-Numbers per slot are few: those of all groups are joined along the axis of the slots.
+Arrays with one number per slot are small: they are joined along the axis of the slots.
 """
 
 import itertools

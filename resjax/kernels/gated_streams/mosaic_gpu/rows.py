@@ -16,7 +16,7 @@ def launch(
   read: Read, kernel: Any, sizes: GpuTiles | None, streams: Array, name: str, **arrays: Any
 ) -> call.Results:
   """Runs a kernel on the tokens of folded streams [R, T, D / 128, 128]."""
-  assert sizes is not None  # obstacles.py has refused what has none
+  assert sizes is not None  # obstacles.py refuses reads without any
   like = jax.ShapeDtypeStruct(streams.shape[1:], streams.dtype)
   return call.launch(read, kernel, sizes, like, name, **arrays)
 

@@ -144,7 +144,7 @@ def _launch(
   read: Read, kernel: Callable[[call.Refs], None], name: str, sizes: GpuTiles | None, rows: Array,
   **arrays: Any,
 ) -> call.Results:  # fmt: skip
-  assert sizes is not None  # obstacles.py has refused what has none
+  assert sizes is not None  # obstacles.py refuses reads without any
   like = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
   return call.launch(read, kernel, sizes, like, name, **arrays)
 

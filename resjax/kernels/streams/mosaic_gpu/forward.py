@@ -107,7 +107,7 @@ def _products(streams: Array, phi: Array) -> Array:
 def _launch(
   read: Read, name: str, sizes: GpuTiles | None, inputs: _Inputs, outputs: _Outputs
 ) -> _Outputs:
-  assert sizes is not None  # obstacles.py has refused what has none
+  assert sizes is not None  # obstacles.py refuses reads without any
   like = jax.ShapeDtypeStruct(inputs.streams.shape[1:], inputs.streams.dtype)
   kernel = partial(_kernel, read.norm_eps)
   return call.launch(read, kernel, sizes, like, name, inputs=inputs, outputs=outputs).outputs
