@@ -1,15 +1,17 @@
 """Base classes of the systems that attend over depth: pseudo-queries, and depth blocks."""
 
+import abc
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, PyTree
-from resjax.combinators.base import OUTPUT, Layer, Strategy, check_option
+from resjax.combinators.base import OUTPUT, Layer, Strategy, Views, check_option
 from resjax.combinators.depth_scores import DepthScores, Flag, Reader
-from resjax.combinators.pre_norm import PreNorm
+from resjax.combinators.pre_norm import Norms, PreNorm, are_pre_norms
 from resjax.combinators.source import DepthState, SourceMixer
 from resjax.kernels.depth_attention import (
   IMPLEMENTATIONS,
@@ -162,6 +164,61 @@ class DepthReader(SourceMixer):
     if norm is None:
       return options
     return options | {"out_norm_scale": norm.scale, "out_norm_eps": norm.eps}
+
+
+class OutputReader(DepthReader):
+  """A reader with options for its `scores` that has a reader for the output too."""
+
+  needs_pre_norms = True
+
+  def __init__(
+    self, *,
+    value_norm: bool = False, key_norm: str = "gain", key_rank: int = 0, scale: str = "one",
+    weights: str = "softmax", dynamic_query: bool = False, views: str = "x", **options: Any,
+  ):  # fmt: skip
+    self.scores = dataclasses.replace(
+      self.scores, value_norm=value_norm, key_norm=key_norm, key_rank=key_rank, scale=scale,
+      weights=weights, dynamic_query=dynamic_query,
+    )  # fmt: skip
+    super().__init__(**options)
+    self._add_views(views)
+    self._add_readers("final_")
+    self.equals_standard_at_init = self.scores.is_neutral
+
+  @abc.abstractmethod
+  def _read(
+    self, state: DepthState, layer: Layer, site: str, norms: Mapping[str, PreNorm]
+  ) -> tuple[Views, Any]:
+    """Returns the views, each through its norm if it has one, and the tape of `read`."""
+
+  def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
+    """See `Combinator.read`. The tape holds the sources for the next reader."""
+    return self._read(state, layer, site, {})
+
+  def read_normed(
+    self, state: DepthState, layer: Layer, site: str, norms: Norms
+  ) -> tuple[Views, Any]:
+    """See `Combinator.read_normed`. A `PreNorm` is part of the read."""
+    if not are_pre_norms(norms):
+      return super().read_normed(state, layer, site, norms)
+    views, tape = self._read(state, layer, site, norms)
+    return {name: views[name] for name in norms}, tape
+
+  def final(self, state: DepthState) -> Array:
+    """See `Combinator.final`."""
+    return self._attend_with(self._reader(self.num_layers, OUTPUT), state.sources)[0]
+
+  def _reader(self, layer: Layer, site: str, view: str = "x") -> Reader:
+    if site == OUTPUT:
+      return {name: p[...] for name, p in self._readers("final_").items()}
+    return super()._reader(layer, site, view)
+
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
+    """See `Combinator.depth_weights`. The output reads too."""
+    if site != OUTPUT:
+      return super().depth_weights(state, layer, site)
+    rows = self._softmax(state.sources, layer, site)
+    return state.sources.in_source_order(rows, len(self.source_names()))
 
 
 class DepthBlocks(DepthReader):

@@ -1,7 +1,6 @@
 """Combinators by name."""
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,46 +9,15 @@ from flax import nnx
 
 from resjax.base import ranges
 from resjax.base.sharding import Layout
-from resjax.combinators import outside
+from resjax.combinators import outside, systems
 from resjax.combinators.base import SIZES, Combinator
 
 _MOST = 1 << 16  # of whole numbers: no option counts more than the values of a head
 
 Class = TypeVar("Class", bound=type[Combinator])
 
-# Where the class of each system of resjax lies, below `resjax.combinators.systems`.
-SYSTEMS = {
-  "standard": "standard.Standard",
-  "attenuation": "attenuation.Attenuation",
-  "gate": "gate.Gate",
-  "rezero": "rezero_layerscale.ReZero",
-  "layerscale": "rezero_layerscale.LayerScale",
-  "highway": "highway.Highway",
-  "deepnorm": "deepnorm.DeepNorm",
-  "x0_residual": "x0_residual.X0Residual",
-  "unet_skips": "unet_skips.UNetSkips",
-  "laurel": "laurel.Laurel",
-  "gemma3n_laurel": "laurel.Gemma3nLaurel",
-  "attn_res": "attn_res.AttnRes",
-  "block_attn_res": "attn_res.BlockAttnRes",
-  "delta_attn_res": "delta_attn_res.DeltaAttnRes",
-  "delta_block_attn_res": "delta_attn_res.DeltaBlockAttnRes",
-  "delta_ablation": "delta_ablation.DeltaAblation",
-  "depth_attention": "depth_attention.DepthAttention",
-  "deep_delta": "deep_delta.DeepDelta",
-  "denseformer": "dense.DenseFormer",
-  "elc": "elc.ELC",
-  "deep_cross_attention": "deep_cross_attention.DeepCrossAttention",
-  "muddformer": "muddformer.MUDDFormer",
-  "hyper_connections": "hyper_connections.HyperConnections",
-  "mhc": "mhc.MHC",
-  "independent_hc": "independent_hc.IndependentHC",
-  "mhc_lite": "mhc.MHCLite",
-  "gated_residual": "gated_residual.GatedResidual",
-  "multi_gate": "multi_gate.MultiGate",
-}
-
-_REGISTRY: dict[str, str | type[Combinator]] = dict(SYSTEMS)  # a class once it was asked for
+# Classes by name; None: a system of resjax that nobody has asked for yet.
+_REGISTRY: dict[str, type[Combinator] | None] = dict.fromkeys(systems.names())
 
 
 def register(name: str) -> Callable[[Class], Class]:
@@ -111,7 +79,7 @@ def names(*, shipped: bool = False) -> tuple[str, ...]:
   Args:
     shipped: whether to leave out the combinators that other packages declare or register.
   """
-  return tuple(SYSTEMS if shipped else dict.fromkeys((*_REGISTRY, *outside.installed())))
+  return systems.names() if shipped else tuple(dict.fromkeys((*_REGISTRY, *outside.installed())))
 
 
 def get(name: str) -> type[Combinator]:
@@ -142,11 +110,8 @@ def get(name: str) -> type[Combinator]:
 
 
 def _loaded(name: str) -> type[Combinator]:
-  known = _REGISTRY[name]
-  if isinstance(known, str):
-    module, _, cls = known.partition(".")
-    known = getattr(importlib.import_module(f"resjax.combinators.systems.{module}"), cls)
-    _REGISTRY[name] = known
+  known = _REGISTRY[name] or systems.load(name)
+  _REGISTRY[name] = known
   return known
 
 

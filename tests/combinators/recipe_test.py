@@ -16,7 +16,7 @@ from tests.helpers import checkouts, xla
 
 ROOT = Path(__file__).parents[2]
 OWN, RECIPE = (ROOT / "docs" / "new_combinator.md").read_text().split("## In resjax")
-BLOCK = re.compile(r"^(?:`([\w/.]+)`[^\n]*\n\n)?```(python|diff)\n(.*?)^```", re.M | re.S)
+BLOCK = re.compile(r"^(?:`([\w/.]+)`[^\n]*\n\n)?```python\n(.*?)^```", re.M | re.S)
 NAME = "leaky"
 
 
@@ -30,7 +30,7 @@ def test_a_class_of_ones_own(checks, monkeypatch):
   monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
   monkeypatch.setattr(combinator, "CHECKS", {name: CHECKS[name] for name in checks})
   names = {}
-  for _, _, block in BLOCK.findall(OWN):
+  for _, block in BLOCK.findall(OWN):
     exec(block, names)
   assert combinators.options("halved") == {"factor": 0.5}
   x = jnp.ones((2, 16, 64))
@@ -39,21 +39,12 @@ def test_a_class_of_ones_own(checks, monkeypatch):
 
 
 def follow(root):
-  """Makes every edit of the recipe in a copy; a diff adds lines behind the one that it shows."""
-  path, edits = None, 0
-  for named, kind, block in BLOCK.findall(RECIPE):
-    path = root / named if named else path
-    if kind == "python":
-      assert not path.exists()
-      path.write_text(block)
-    else:
-      lines = block.splitlines(keepends=True)
-      old, new = ([line[1:] for line in lines if line[0] in signs] for signs in (" ", " +"))
-      text = path.read_text()
-      assert text.count("".join(old)) == 1, block
-      path.write_text(text.replace("".join(old), "".join(new)))
-    edits += 1
-  return edits
+  """Writes every file of the recipe into a copy, and returns how many there are."""
+  files = BLOCK.findall(RECIPE)
+  for named, block in files:
+    assert not (root / named).exists()
+    (root / named).write_text(block)
+  return len(files)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +52,7 @@ def copied(tmp_path_factory):
   """A copy of the checkout that has the new system."""
   root = tmp_path_factory.mktemp("checkout")
   checkouts.copy(root, "resjax", "configs", "tests", "setup.cfg", "pyproject.toml", "ruff.toml")
-  assert follow(root) == 3
+  assert follow(root) == 2
   return root
 
 

@@ -279,7 +279,8 @@ def _differences(old: Plan, new: Plan) -> list[str]:
 
 def _plain(plan: Plan) -> dict[str, Any]:
   # msgspec would leave out the defaults of what it has read itself.
-  return json.loads(json.dumps(dataclasses.asdict(plan.questions)))
+  found = json.loads(json.dumps(dataclasses.asdict(plan.questions)))
+  return {**found, "contrasts": sorted(found["contrasts"])}  # whose order asks nothing
 
 
 def read(folder: Location) -> Plan | None:

@@ -1,4 +1,4 @@
-"""Branches with a learned scale: one number, or one per channel."""
+"""ReZero: every branch has a learned weight that starts at zero."""
 
 import abc
 from typing import Any
@@ -12,7 +12,7 @@ from resjax.combinators.numerics import scaled_add
 from resjax.combinators.systems.standard import Standard
 
 
-class _ScaledBranch(Standard):
+class ScaledBranch(Standard):
   """x ← x + s ⊙ f(x), where a subclass gives s."""
 
   equals_standard_at_init = False
@@ -21,6 +21,7 @@ class _ScaledBranch(Standard):
     self, state: Array, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
   ) -> Array:  # fmt: skip
+    """See `Combinator.write`."""
     return scaled_add(self._scale(layer, site), out, state)
 
   @abc.abstractmethod
@@ -28,7 +29,7 @@ class _ScaledBranch(Standard):
     """Returns s, one number or [D]."""
 
 
-class ReZero(_ScaledBranch):
+class ReZero(ScaledBranch):
   """x ← x + α f(x), with a learned number α that starts at 0: the identity map at init.
 
   In the paper the sublayers of a layer share one α, and the network has no norms but the final one.
@@ -61,36 +62,3 @@ class ReZero(_ScaledBranch):
   def _scale(self, layer: Layer, site: str) -> Array:
     alpha = self._layer_row(self.alpha, layer)
     return alpha[self.sites.index(site)] if self.granularity == "sublayer" else alpha
-
-
-class LayerScale(_ScaledBranch):
-  """x ← x + λ ⊙ f(norm(x)), with a learned λ [D] per site that starts small.
-
-  State: x, D values per token. Parameters: L · sites · D, all `init_value` at init.
-
-  Args:
-    init_value: of λ, at least 0; 0 chooses it by depth as the paper does: 0.1 up to 18 layers, 1e-5
-      up to 24, 1e-6 beyond.
-
-  Raises:
-    ValueError: init_value out of range.
-
-  Source: Going deeper with Image Transformers (CaiT), arXiv 2103.17239.
-  """
-
-  per_layer = ("scale",)
-
-  def __init__(self, *, init_value: float = 0.0, **options: Any):
-    super().__init__(**options)
-    check_option("init_value", init_value, 0 <= init_value < float("inf"), "init_value >= 0")
-    per_site = (self.num_layers, len(self.sites), self.d_model)
-    self.scale = nnx.Param(jnp.full(per_site, init_value or _by_depth(self.num_layers)))
-
-  def _scale(self, layer: Layer, site: str) -> Array:
-    return self._row(self.scale, layer, site)
-
-
-def _by_depth(num_layers: int) -> float:
-  if num_layers <= 18:
-    return 0.1
-  return 1e-5 if num_layers <= 24 else 1e-6
