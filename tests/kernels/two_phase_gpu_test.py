@@ -12,7 +12,7 @@ from configs import base
 from launch.bench import compile
 from launch.bench.kernels import arg_specs, networks, walks
 from resjax.base.sharding import Layout
-from resjax.combinators.systems.attn_res import BlockAttnRes
+from resjax.combinators import BlockAttnRes
 from resjax.kernels.depth_attention import Sources
 from resjax.kernels.depth_attention.mosaic_gpu import (
   block_backward,
