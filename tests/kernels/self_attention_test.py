@@ -17,6 +17,7 @@ from resjax.kernels.self_attention import (
   cudnn,
   prompt_attention,
 )
+from resjax.kernels.self_attention import reference as plain
 from resjax.testing.compare import assert_close
 from tests.helpers import layouts, reference
 
@@ -200,7 +201,7 @@ def test_auto_falls_back_to_xla_where_no_kernel_runs(platform):
 
 @pytest.mark.parametrize("window, scores", [(0, Scores()), (5, Scores()), (0, CAPPED)])
 def test_queries_in_chunks_see_the_keys_of_whole_rows(window, scores, monkeypatch):
-  monkeypatch.setattr(api, "_CHUNK", 4)
+  monkeypatch.setattr(plain, "_CHUNK", 4)
   q, k, v, segment_ids = example(22)
   options = {"window": Window((window,)), "scores": scores}
   prompt = functools.partial(prompt_attention, layout=Layout(), **options)
@@ -291,7 +292,6 @@ def test_rows_take_the_branch_that_can_express_them(most, ids, window, monkeypat
   segment_ids = np.full_like(segment_ids, ids) if ids else segment_ids
   monkeypatch.setattr(cudnn, "MAX_SEGMENTS", most)
   monkeypatch.setattr(cudnn, "takes_segments", lambda: True)
-  monkeypatch.setattr(api, "takes_segments", lambda: True)
 
   def one_segment(q, k, v, _, __, size, scores):
     return xla(q, k, v, jnp.ones_like(segment_ids), window=Window((size,)), scores=scores)

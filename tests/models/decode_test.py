@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from resjax.kernels.self_attention import api
+from resjax.kernels.self_attention import reference
 from resjax.models.config import ShortSWAConfig
 from resjax.models.sampling import generate
 from resjax.testing.compare import assert_close
@@ -163,7 +163,7 @@ def test_rows_of_any_padding_are_the_rows_alone(name):
   ],
 )
 def test_rows_of_any_padding_with_other_options(changes, monkeypatch):
-  monkeypatch.setattr(api, "_CHUNK", 2)  # the queries of a call in several chunks
+  monkeypatch.setattr(reference, "_CHUNK", 2)  # the queries of a call in several chunks
   assert_close(*ragged_and_alone(decoders.config(**changes)), 1e-5)
 
 

@@ -11,7 +11,7 @@ from resjax.kernels.self_attention.api import (
   causal_attention,
   prompt_attention,
 )
-from resjax.kernels.self_attention.scores import ALL_EARLIER, PLAIN, Scores, Window
+from resjax.kernels.self_attention.operands import ALL_EARLIER, PLAIN, Scores, Window
 
 __all__ = [
   "ALL_EARLIER",

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from resjax.base import Array
-from resjax.kernels.self_attention.scores import Scores, Window
+from resjax.base.sharding import Layout
+from resjax.kernels.self_attention.operands import Scores, Window
 
 _fused: Any
 try:  # jax.nn offers no places of segments
@@ -17,6 +18,7 @@ try:  # jax.nn offers no places of segments
 except ImportError:
   _fused = None
 
+_MAX_WIDTH = 128  # the widest head that cuDNN takes on every GPU
 MAX_SEGMENTS = 32  # of a row; the statistics that cuDNN saves grow with it
 
 
@@ -125,3 +127,25 @@ def segments(starts: Array, most: int) -> tuple[Array, Array]:
   offsets = jax.vmap(lambda row: find(row)[0])(starts).astype(jnp.int32)
   lengths = jnp.diff(offsets, axis=1)
   return jnp.where(lengths > 0, lengths, -1), jnp.where(offsets < length, offsets, -1)
+
+
+def obstacle(layout: Layout, q: Array, scores: Scores) -> str | None:
+  """Returns why cuDNN's fused attention cannot run, or None.
+
+  Heads up to 256 wide would run on Hopper GPUs alone, so they are left to XLA.
+  """
+  if scores.softcap:
+    return f"it has no soft cap, config.model.attention_softcap is {scores.softcap}"
+  if layout.num_shards("tokens") > 1:
+    return (
+      "its causal mask starts at the first key, and where config.mesh.sequence splits rows the "
+      "queries of a device start later"
+    )
+  length, width = q.shape[1], q.shape[-1]
+  if q.dtype not in (jnp.bfloat16, jnp.float16):
+    return f"it needs 16-bit activations, config.model.dtype gives {q.dtype}"
+  if width % 8 or width > _MAX_WIDTH:
+    return f"a head is {width} wide (config.model.head_dim), no multiple of 8 up to {_MAX_WIDTH}"
+  if length % 2:
+    return f"the row length {length} (config.data.seq_len) is odd"
+  return None

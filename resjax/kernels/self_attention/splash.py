@@ -7,7 +7,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
 from resjax.kernels.operation import LANES
-from resjax.kernels.self_attention.scores import Scores
+from resjax.kernels.self_attention.operands import Scores
 from resjax.kernels.self_attention.shards import on_shards
 
 
@@ -86,3 +86,15 @@ def _rows(
     return kernel(*(a.swapaxes(0, 1) for a in (q, k, v)), ids).swapaxes(0, 1)
 
   return jax.vmap(one_row)(q, k, v, query_ids, key_ids)
+
+
+def obstacle(layout: Layout, q: Array, k: Array) -> str | None:
+  """Returns which size splash attention cannot run with, or None."""
+  length, parts = q.shape[1], layout.num_shards("tokens")
+  if length % (LANES * parts):
+    among = f" times {parts} (config.mesh.sequence)" if parts > 1 else ""
+    return f"the row length {length} (config.data.seq_len) is no multiple of {LANES}{among}"
+  for axis, size in (("batch", q.shape[0]), ("heads", q.shape[2]), ("heads", k.shape[2])):
+    if size % layout.num_shards(axis):
+      return f"{size} {axis} do not divide over {layout.num_shards(axis)} devices"
+  return None

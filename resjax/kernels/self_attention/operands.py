@@ -2,10 +2,9 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 
-from resjax.base import Array, wide_dtype
+from resjax.base import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,26 +46,3 @@ class Window:
 
 PLAIN = Scores()
 ALL_EARLIER = Window()
-
-
-def masked_attention(q: Array, k: Array, v: Array, mask: Array, scores: Scores) -> Array:
-  """Attention in plain operations, with a soft cap or without; softmax in float32 or wider.
-
-  Args:
-    q: the queries [B, T, H, C].
-    k: the keys [B, S, K, C]; H is a multiple of K.
-    v: the values [B, S, K, C].
-    mask: which keys a query sees, bool [B, 1, T, S]; every query sees at least one.
-    scores: scale and soft cap.
-
-  Returns:
-    The output of the heads [B, T, H, C] in the dtype of q.
-  """
-  batch, length, num_heads, width = q.shape
-  grouped = q.reshape(batch, length, k.shape[2], num_heads // k.shape[2], width)
-  dots = jnp.einsum("btkgc,bskc->bkgts", grouped, k, preferred_element_type=wide_dtype(q))
-  scaled, cap = dots * scores.scale_for(width), scores.softcap
-  capped = cap * jnp.tanh(scaled / cap) if cap else scaled
-  capped = jnp.where(mask[:, :, None], capped, jnp.finfo(capped.dtype).min)
-  p = jax.nn.softmax(capped, axis=-1).astype(v.dtype)
-  return jnp.einsum("bkgts,bskc->btkgc", p, v).reshape(q.shape)
