@@ -222,8 +222,9 @@ class Operation:
       return f"the {self.arrays} are {like.dtype}, it takes {', '.join(others)} and {last}"
     if like.shape[-1] % LANES:
       return f"the width {like.shape[-1]} (config.model.d_model) is no multiple of {LANES}"
-    own = getattr(self.load(name, "obstacles"), self.kind or "obstacle")
-    return _split_obstacle(layout, like) or own(options, operands)
+    if reason := _split_obstacle(layout, like):
+      return reason
+    return getattr(self.load(name, "obstacles"), self.kind or "obstacle")(options, operands)
 
 
 def _split_obstacle(layout: Layout, like: jax.ShapeDtypeStruct) -> str | None:
