@@ -59,7 +59,7 @@ def test_imports_point_down():
 def entered(node, own):
   """The packages of other rooms that an import enters, with what it takes there."""
   module = getattr(node, "module", None) or ""
-  if module.startswith("resjax.") and module.split(".")[1] not in (own, "__main__", "kernels"):
+  if module.startswith("resjax.") and module.split(".")[1] not in (own, "__main__"):
     yield from ((module, alias.name) for alias in node.names)
 
 
@@ -100,9 +100,7 @@ DOORS = [
 ]
 
 
-@pytest.mark.parametrize(
-  "name", [door for door in DOORS if not door.startswith((*ABSENT, "resjax.kernels"))]
-)
+@pytest.mark.parametrize("name", [door for door in DOORS if not door.startswith(ABSENT)])
 def test_a_door_has_what_it_exports_and_an_example_of_it(name):
   door = importlib.import_module(name)
   exported = {export for export in door.__all__ if not f"{name}.{export}".startswith(ABSENT)}

@@ -13,8 +13,8 @@ from resjax.combinators.base import OUTPUT, Layer, Strategy, Views, check_option
 from resjax.combinators.depth_scores import DepthScores, Flag, Reader
 from resjax.combinators.pre_norm import Norms, PreNorm, are_pre_norms
 from resjax.combinators.source import DepthState, SourceMixer
+from resjax.kernels import IMPLEMENTATIONS
 from resjax.kernels.depth_attention import (
-  IMPLEMENTATIONS,
   Sources,
   depth_attention,
   depth_attention_block,

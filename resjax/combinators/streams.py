@@ -11,9 +11,8 @@ import numpy as np
 from resjax.base import Array, PyTree, wide_dtype
 from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_option
 from resjax.combinators.pre_norm import Norms, PreNorm
-from resjax.kernels import sum_of_products
+from resjax.kernels import IMPLEMENTATIONS, sum_of_products
 from resjax.kernels.streams import (
-  IMPLEMENTATIONS,
   Coefficients,
   Pending,
   stream_coefficients,

@@ -11,9 +11,13 @@
 operation.py chooses which implementation of an operation runs, runs it, and says why one cannot. No
 package imports the inside of another one; each is used through its own door:
 
-  from resjax.kernels.depth_attention import depth_attention
+from resjax.kernels import sum_of_products
+from resjax.kernels.depth_attention import depth_attention
 
-  h = depth_attention([embedding, first_output], query)  # [B, T, D]
+h = depth_attention([embedding, first_output], query)  # [B, T, D]
+mean = sum_of_products(jnp.full((2, 1, 1, 1), 0.5), jnp.stack([embedding, h]))
 """
 
-from resjax.kernels.sums import sum_of_products as sum_of_products
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from resjax.kernels import depth_attention, gated_streams, streams
 from resjax.kernels.depth_attention.operation import BLOCK, DIRECT, MERGE
 from resjax.kernels.gated_streams.operation import READ as GATED
-from resjax.kernels.operation import IMPLEMENTATIONS, KERNELS, LANES, Axes, Operation, Options
+from resjax.kernels.operation import KERNELS, LANES, Axes, Operation, Options
 from resjax.kernels.streams.operation import READ
 
 OPERATIONS = {"direct": DIRECT, "block": BLOCK, "merge": MERGE, "streams": READ, "gated": GATED}
@@ -65,8 +64,3 @@ def test_what_no_kernel_takes_is_refused_with_the_reason(shape, dtype, words):
   with pytest.raises(ValueError) as refused:
     NOTHING.choose(Options(interpret=True), Given(), "mosaic_tpu")
   assert f"cannot run: {words}; " in str(refused.value)
-
-
-def test_doors_name_the_same_implementations():
-  doors = (depth_attention, streams, gated_streams)
-  assert {door.IMPLEMENTATIONS for door in doors} == {IMPLEMENTATIONS}

@@ -26,9 +26,8 @@ from launch.bench.kernels import gpu_gated_kernels, gpu_stream_kernels
 from resjax.aot import absent_devices
 from resjax.base.hardware import GPU_DRIVER_BYTES, GPU_TARGETS
 from resjax.base.sharding import Layout, MeshConfig, make_mesh
+from resjax.kernels.depth_attention import OPERATIONS, MergeOperands, Operands, Read
 from resjax.kernels.depth_attention.mosaic_gpu import obstacles
-from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read
-from resjax.kernels.depth_attention.operation import OPERATIONS
 from resjax.kernels.mosaic_gpu import GpuTiles
 
 KINDS = ("direct", "block", "merge", "streams", "gated")

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from resjax.base import Array
 from resjax.base.sharding import Layout
+from resjax.kernels.gated_streams import Operands, Read
 from resjax.kernels.gated_streams.mosaic_gpu import backward, forward, obstacles
 from resjax.kernels.gated_streams.mosaic_gpu import plan as tile_sizes
-from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.mosaic_gpu import GpuTiles, call
 
 NAMES = ("normalise", "mix", "unmix", "unnormalise")

@@ -5,9 +5,8 @@ from typing import Any
 
 from resjax.base.sharding import Layout
 from resjax.kernels.mosaic_gpu import GpuTiles
-from resjax.kernels.streams import Pending
+from resjax.kernels.streams import Operands, Pending, Read
 from resjax.kernels.streams.mosaic_gpu import backward, forward, obstacles, plan
-from resjax.kernels.streams.operands import Operands, Read
 
 # `read` writes and mixes in one launch, as without φ; the others run where there is φ.
 NAMES = ("read", "write", "mix", "unmix", "unwrite")

@@ -9,7 +9,8 @@ from launch.bench.kernels import reads, walks
 from launch.bench.kernels.arg_specs import NetworkShape, ReadShape
 from launch.bench.kernels.cases import Arm, random_arrays
 from resjax.base import Array
-from resjax.kernels.depth_attention import IMPLEMENTATIONS, depth_attention_block
+from resjax.kernels import IMPLEMENTATIONS
+from resjax.kernels.depth_attention import depth_attention_block
 
 NAMES = ("xla_stack", "xla_no_stack", "direct", "two_phase", "residual_norm")
 

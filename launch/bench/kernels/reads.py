@@ -10,7 +10,8 @@ from launch.bench.kernels import arg_specs
 from launch.bench.kernels.arg_specs import ReadShape
 from launch.bench.kernels.cases import DTYPE, Arm, random_arrays
 from resjax.base import Array
-from resjax.kernels.depth_attention import IMPLEMENTATIONS, depth_attention
+from resjax.kernels import IMPLEMENTATIONS
+from resjax.kernels.depth_attention import depth_attention
 
 EPS = 1e-6
 NAMES = ("xla_stack", "xla_no_stack", "direct", "residual_norm")

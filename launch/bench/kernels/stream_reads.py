@@ -11,7 +11,8 @@ from launch.bench.kernels.arg_specs import ReadShape
 from launch.bench.kernels.cases import Arm, random_arrays
 from resjax.base import Array
 from resjax.combinators import SinkhornGates
-from resjax.kernels.streams import IMPLEMENTATIONS, Pending, stream_read
+from resjax.kernels import IMPLEMENTATIONS
+from resjax.kernels.streams import Pending, stream_read
 
 NAMES = ("xla_no_stack", "direct", "residual_norm")
 _Inputs = tuple[Array, Array, Array, Array, Array, Array]

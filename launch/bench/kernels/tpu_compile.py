@@ -14,9 +14,8 @@ from launch.bench.kernels import arg_specs
 from resjax.aot import absent_devices
 from resjax.base.hardware import slices
 from resjax.base.sharding import Layout
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import PassSizes, TpuTiles
-from resjax.kernels.depth_attention.operands import MergeOperands, Operands, Read, Stats
-from resjax.kernels.depth_attention.operation import OPERATIONS
+from resjax.kernels.depth_attention import OPERATIONS, MergeOperands, Operands, Read, Stats
+from resjax.kernels.depth_attention.mosaic_tpu import PassSizes, TpuTiles
 
 
 @dataclasses.dataclass(frozen=True)

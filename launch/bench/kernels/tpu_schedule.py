@@ -24,11 +24,7 @@ from launch.bench.kernels.tpu_compile import KernelCase, compile_kernel, sizes_o
 from resjax.aot import ENVIRONMENT
 from resjax.base.hardware import TPU_CHIPS
 from resjax.cli import shipped
-from resjax.kernels.depth_attention.mosaic_tpu import tiles
-from resjax.kernels.depth_attention.mosaic_tpu.block_plan import BlockPlan
-from resjax.kernels.depth_attention.mosaic_tpu.direct_plan import DirectPlan
-from resjax.kernels.depth_attention.mosaic_tpu.merge_plan import TOKENS
-from resjax.kernels.depth_attention.mosaic_tpu.tiles import TpuTiles
+from resjax.kernels.depth_attention.mosaic_tpu import TOKENS, BlockPlan, DirectPlan, TpuTiles, tiles
 from resjax.kernels.mosaic_tpu import ROWS
 
 _BUNDLE = re.compile(r"^\s*0x([0-9a-f]+)\s+(?:[A-Z]{2})?:\s+(>*)\s*\{")

@@ -19,7 +19,8 @@ from resjax.combinators.base import (
   check_option,
 )
 from resjax.combinators.numerics import scaled_add
-from resjax.kernels.gated_streams import IMPLEMENTATIONS, gated_read
+from resjax.kernels import IMPLEMENTATIONS
+from resjax.kernels.gated_streams import gated_read
 
 _INITS = ("neutral", "published")
 _STD = 0.02  # of matrices at init, the published backbone's

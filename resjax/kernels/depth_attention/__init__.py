@@ -52,17 +52,6 @@ Words used in all of them:
 - *lse*: log Σ_n exp(s_n), which is all that phase 2 needs of the logits of phase 1.
 """
 
-from resjax.kernels.depth_attention import bf16_remainder as bf16_remainder
-from resjax.kernels.depth_attention.api import depth_attention as depth_attention
-from resjax.kernels.depth_attention.sources import Sources as Sources
-from resjax.kernels.depth_attention.sources import make_bank as make_bank
-from resjax.kernels.depth_attention.sources import store as store
-from resjax.kernels.depth_attention.two_phase import BlockRead as BlockRead
-from resjax.kernels.depth_attention.two_phase import depth_attention_block as depth_attention_block
-from resjax.kernels.depth_attention.two_phase import depth_attention_merge as depth_attention_merge
-from resjax.kernels.depth_attention.two_phase import depth_attention_row as depth_attention_row
-from resjax.kernels.depth_attention.two_phase import has_block_kernel as has_block_kernel
-from resjax.kernels.depth_attention.two_phase import two_phase_moves_less as two_phase_moves_less
-from resjax.kernels.depth_attention.weighted_sum import depth_sum as depth_sum
-from resjax.kernels.depth_attention.weighted_sum import gated_depth_sum as gated_depth_sum
-from resjax.kernels.operation import IMPLEMENTATIONS as IMPLEMENTATIONS
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -18,5 +18,6 @@ passes over R streams; a kernel loads a tile of tokens with all its streams once
 | mosaic_gpu/ | the same as Pallas kernels for NVIDIA GPUs, with products in XLA between them |
 """
 
-from resjax.kernels.gated_streams.api import gated_read as gated_read
-from resjax.kernels.operation import IMPLEMENTATIONS as IMPLEMENTATIONS
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

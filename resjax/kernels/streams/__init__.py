@@ -23,10 +23,6 @@ streams, `stream_read`, does both: it loads R streams and o, and stores R stream
 Arrays of coefficients have their token axes last, so that tokens lie on the lanes of registers.
 """
 
-from resjax.kernels.operation import IMPLEMENTATIONS as IMPLEMENTATIONS
-from resjax.kernels.streams.api import stream_read as stream_read
-from resjax.kernels.streams.operands import Coefficients as Coefficients
-from resjax.kernels.streams.operands import Pending as Pending
-from resjax.kernels.streams.operands import written as written
-from resjax.kernels.streams.reference import stream_coefficients as stream_coefficients
-from resjax.kernels.streams.sinkhorn import sinkhorn as sinkhorn
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,10 +11,11 @@ state. In passes over [T, D], dx counting once where it is loaded for every stre
 | forward | normalise; project; open gates; mix | 6 R + 1 |
 | reverse | open gates; unmix; four products; unnormalise | 14 R + 2 |
 
-  kernel = READ.load("mosaic_gpu", "forward")  # the module of this name
-  results = kernel.forward(read, operands)
+from resjax.kernels.gated_streams.mosaic_gpu import forward
+
+results = forward.forward(read, operands)
 """
 
-from resjax.kernels.gated_streams.mosaic_gpu import backward as backward
-from resjax.kernels.gated_streams.mosaic_gpu import forward as forward
-from resjax.kernels.gated_streams.mosaic_gpu import obstacles as obstacles
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

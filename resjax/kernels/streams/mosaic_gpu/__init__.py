@@ -10,10 +10,11 @@ on the chip. So XLA takes the products with φ, between two kernels (products.py
 | forward | write; products; mix and norm | 4 R + 2 | 2 R + 2 |
 | reverse | unmix; products of φ and with φ; unwrite | 8 R + 5 | 4 R + 5 |
 
-  kernel = READ.load("mosaic_gpu", "forward")  # the module of this name
-  results = kernel.forward(read, operands)
+from resjax.kernels.streams.mosaic_gpu import forward
+
+results = forward.forward(read, operands)
 """
 
-from resjax.kernels.streams.mosaic_gpu import backward as backward
-from resjax.kernels.streams.mosaic_gpu import forward as forward
-from resjax.kernels.streams.mosaic_gpu import obstacles as obstacles
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

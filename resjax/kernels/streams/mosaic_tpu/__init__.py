@@ -17,10 +17,11 @@ and are turned to columns, a token per row, where they multiply channels.
 | reverse_steps.py | steps that they share |
 | obstacles.py | what the kernels cannot do |
 
-  kernel = READ.load("mosaic_tpu", "forward")  # the module of this name
-  results = kernel.forward(read, operands)
+from resjax.kernels.streams.mosaic_tpu import forward
+
+results = forward.forward(read, operands)
 """
 
-from resjax.kernels.streams.mosaic_tpu import backward as backward
-from resjax.kernels.streams.mosaic_tpu import forward as forward
-from resjax.kernels.streams.mosaic_tpu import obstacles as obstacles
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

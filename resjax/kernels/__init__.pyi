@@ -1,0 +1,9 @@
+from . import depth_attention as depth_attention
+from . import gated_streams as gated_streams
+from . import mosaic_gpu as mosaic_gpu
+from . import mosaic_tpu as mosaic_tpu
+from . import self_attention as self_attention
+from . import streams as streams
+from .operation import IMPLEMENTATIONS as IMPLEMENTATIONS
+from .operation import LANES as LANES
+from .sums import sum_of_products as sum_of_products

@@ -1,0 +1,13 @@
+from . import block_backward as block_backward
+from . import block_forward as block_forward
+from . import direct_backward as direct_backward
+from . import direct_forward as direct_forward
+from . import merge_backward as merge_backward
+from . import merge_forward as merge_forward
+from . import obstacles as obstacles
+from . import tiles as tiles
+from .block_plan import BlockPlan as BlockPlan
+from .direct_plan import DirectPlan as DirectPlan
+from .merge_plan import TOKENS as TOKENS
+from .tiles import PassSizes as PassSizes
+from .tiles import TpuTiles as TpuTiles

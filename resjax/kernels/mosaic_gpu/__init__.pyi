@@ -1,0 +1,13 @@
+from . import call as call
+from . import row_ops as row_ops
+from . import tiles as tiles
+from .ring import Ring as Ring
+from .ring import Stream as Stream
+from .ring import when as when
+from .row_ops import WARPS as WARPS
+from .row_ops import ChannelSums as ChannelSums
+from .row_ops import Row as Row
+from .tiles import MAX_ROWS as MAX_ROWS
+from .tiles import GpuTiles as GpuTiles
+from .tiles import choose_tiles as choose_tiles
+from .tiles import room_of as room_of

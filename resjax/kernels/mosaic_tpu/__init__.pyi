@@ -1,0 +1,15 @@
+from . import call as call
+from . import columns as columns
+from .chip import ROWS as ROWS
+from .chip import SUBLANES as SUBLANES
+from .chip import chip_of as chip_of
+from .columns import TOKENS as TOKENS
+from .loops import Span as Span
+from .loops import clear_rows_from as clear_rows_from
+from .loops import dot as dot
+from .loops import for_each_chunk as for_each_chunk
+from .loops import for_each_row_group as for_each_row_group
+from .loops import wide as wide
+from .stream_plan import StreamPlan as StreamPlan
+from .stream_plan import summed_spec as summed_spec
+from .stream_plan import whole_spec as whole_spec

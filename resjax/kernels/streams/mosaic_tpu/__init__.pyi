@@ -1,0 +1,3 @@
+from . import backward as backward
+from . import forward as forward
+from . import obstacles as obstacles
