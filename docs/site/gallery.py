@@ -4,7 +4,7 @@ import inspect
 import re
 
 import pictures
-from links import DOCS
+from links import DOCS, ROOT
 
 from resjax import combinators
 
@@ -54,7 +54,68 @@ and this is no ranking ([measurements](../../measurements.md#every-system-at-tin
 .. autoclass:: resjax.combinators.{cls}
    :no-index:
 ```
+
+## In plain JAX
+
+The whole system as a function. `params` has the parameters of the class under the same names, `x`
+[B, T, D] is the embedding, and `branches[i][s]` the pair (norm, f) of site s in layer i, for L
+layers with S sites. An attention whose queries, keys and values differ is f(q, k, v).
+
+```{{literalinclude}} ../../systems/plain/{name}.py
+:language: python
+```
+
+## Where the class does more
+
+{file} computes the same in any model, on top of {others}. It adds:
+
+- **A scan over layers**: {scan}
+- **Kernels**: {kernels}
+- **Decoding**: {decoding}
+- **Dtypes**: what it mixes by is float32 or wider, whatever dtype activations have
+  ([numerics.py](../../../resjax/combinators/numerics.py)).
+{options}
+Its values and gradients are [tested](../../../tests/combinators/plain_test.py) to be those of the
+function above, and with every option those of [equations in float64 NumPy]({equations}).
 """
+_SCANS = {  # by the strategy of the class
+  "carry": (
+    "the state has a fixed shape, so that `lax.scan` carries it and hands each layer its rows of"
+    " the parameters ([depth_strategies.py](../../../resjax/models/depth_strategies.py))."
+  ),
+  "history": (
+    "layers append to one bank of sources, which a loop with a reverse pass of its own keeps once"
+    " ([block_loop.py](../../../resjax/models/block_loop.py))."
+  ),
+  "depth_blocks": (
+    "an outer loop opens and closes blocks, an inner one runs their layers; both share one reverse"
+    " pass, which keeps the bank of sources once"
+    " ([block_loop.py](../../../resjax/models/block_loop.py))."
+  ),
+}
+_KERNELS = {  # packages of resjax/kernels/, and the systems that read by them
+  "depth_attention": (
+    "attn_res", "block_attn_res", "delta_attn_res", "delta_block_attn_res", "multi_gate",
+  ),
+  "streams": ("hyper_connections", "mhc", "mhc_lite", "independent_hc"),
+  "gated_streams": ("gated_residual",),
+}  # fmt: skip
+_KERNEL = (
+  "a read is one pass over the state on TPUs and GPUs"
+  " ([kernels/{0}](../../../resjax/kernels/{0}/api.py), its equations in plain JAX beside them)."
+)
+_FUSED = " The norm of the branch is part of it (`read_normed`)."
+_NO_KERNEL = "none. Where that saves memory, the reverse pass computes reads and writes again."
+_MIXES_TOKENS = (
+  "it mixes tokens, unless an option turns that off: `decode_cache` and `next_cache` hand on what"
+  " later tokens need of earlier ones."
+)
+_MIXES_NO_TOKENS = (
+  "no token sees another one in it, so that it keeps nothing between them; what attention keeps is"
+  " in [decode_cache.py](../../../resjax/models/decode_cache.py)."
+)
+_OPTIONS = "- **Options** that the function leaves out: {}.\n"
+_LEFT_OUT = re.compile(r"Left out: ([\w,\s]+)\.")
 
 
 def write_pages(app):
@@ -82,7 +143,34 @@ def _page(name, does, costs, evidence, measured):
   for_it, against = (_LOCAL.sub("](../../", cell) for cell in evidence)
   _, bits, difference, _ = measured
   cls, picture = combinators.get(name).__name__, pictures.svg(name)
-  return _PAGE.format(**locals())
+  return _PAGE.format(**locals(), **_more(name, combinators.get(name)))
+
+
+def _more(name, cls):
+  """Returns what a class adds to its plain form, by the place where the page says it."""
+  bases = [base for base in cls.__mro__ if base.__module__.startswith("resjax.")]
+  own, *others = dict.fromkeys(base.__module__ for base in bases)
+  kernels = [package for package, systems in _KERNELS.items() if name in systems]
+  fused = cls.read_normed is not combinators.Combinator.read_normed
+  mixes_tokens = cls.decode_cache is not combinators.Combinator.decode_cache
+  plain = (DOCS / "systems" / "plain" / f"{name}.py").read_text()
+  left_out = _LEFT_OUT.search(plain)
+  families = (ROOT / "tests" / "helpers" / "systems").glob("*.py")
+  (equations,) = (path for path in families if f"\ndef {name}(" in path.read_text())
+  return {
+    "file": _module_link(own),
+    "others": ", ".join(map(_module_link, others)),
+    "scan": _SCANS[cls.strategy],
+    "kernels": _KERNEL.format(kernels[0]) + _FUSED * fused if kernels else _NO_KERNEL,
+    "decoding": _MIXES_TOKENS if mixes_tokens else _MIXES_NO_TOKENS,
+    "options": _OPTIONS.format(" ".join(left_out[1].split())) if left_out else "",
+    "equations": f"../../../{equations.relative_to(ROOT)}",
+  }
+
+
+def _module_link(module):
+  path = module.replace(".", "/") + ".py"
+  return f"[{path.removeprefix('resjax/combinators/')}](../../../{path})"
 
 
 def _first_line(name):

@@ -51,8 +51,9 @@ def follow(root):
 def copied(tmp_path_factory):
   """A copy of the checkout that has the new system."""
   root = tmp_path_factory.mktemp("checkout")
-  checkouts.copy(root, "resjax", "configs", "tests", "setup.cfg", "pyproject.toml", "ruff.toml")
-  assert follow(root) == 2
+  settings = ("setup.cfg", "pyproject.toml", "ruff.toml")
+  checkouts.copy(root, "resjax", "configs", "tests", "docs/systems", *settings)
+  assert follow(root) == 3
   return root
 
 
@@ -79,5 +80,7 @@ def test_the_recipe_passes_the_conformance_tests(copied):
 def test_the_recipe_passes_the_linter(copied):
   pytest.importorskip("ruff")
   for command in ("check", "format --check"):
-    done = run(copied, "ruff", *command.split(), "resjax", "configs", "tests/helpers/systems")
+    done = run(
+      copied, "ruff", *command.split(), "resjax", "configs", "tests/helpers/systems", "docs"
+    )
     assert done.returncode == 0, done.stdout
