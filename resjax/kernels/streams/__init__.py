@@ -15,7 +15,7 @@ streams, `stream_read`, does both: it loads R streams and o, and stores R stream
 | api.py | `stream_read`, its equations and its derivative (custom_vjp) |
 | operands.py | the tuples of arrays that all implementations take and return |
 | operation.py | the choice of an implementation, and how arrays are split over devices |
-| sinkhorn.py | doubly stochastic matrices, with a derivative of their own |
+| doubly_stochastic.py | doubly stochastic matrices, with a derivative of their own |
 | reference.py | both passes in plain JAX |
 | mosaic_tpu/ | the same as Pallas kernels for TPUs |
 | mosaic_gpu/ | the same as Pallas kernels for NVIDIA GPUs, with products in XLA between them |
