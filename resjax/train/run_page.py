@@ -94,15 +94,15 @@ def _facts(record: Record, records: Sequence[Mapping[str, Any]]) -> Iterator[tup
 
 def _figures(
   record: Record, records: Sequence[Mapping[str, Any]], found: Sequence[Alignment]
-) -> Iterator[str]:
+) -> Iterator[parts.Drawn]:
   marks = history.marks(record.parts)
   for key, title, caption in _CURVES:
     note = f"{caption} {run_history.NOTE}" if marks else caption
-    yield parts.figure(key.replace("/", "_"), plots.curve(records, key, marks), title, note)
+    yield parts.Drawn(key.replace("/", "_"), plots.curve(records, key, marks), title, note)
   if found:
     rank = TRAJECTORIES["rank"]
     drawn = alignment_figures.figure(found[-1], rank, "closed")
-    yield parts.figure("rank", drawn, rank.title, _RANKS)
+    yield parts.Drawn("rank", drawn, rank.title, _RANKS)
 
 
 def _sample(folder: Location) -> Iterator[str]:

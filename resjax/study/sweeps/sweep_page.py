@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from resjax.base import Location, terminal, typed_json
 from resjax.study.analysis.report import parts
+from resjax.study.analysis.report.parts import Drawn
 from resjax.study.sweeps import comparison_plots, comparison_table, results, table
 from resjax.study.sweeps.comparison import UNDECIDED, Comparison, Row
 from resjax.study.sweeps.results import Result
@@ -91,21 +92,21 @@ def _best(runs: Sequence[Result]) -> str:
   )
 
 
-def _figures(found: _File) -> Iterator[str]:
+def _figures(found: _File) -> Iterator[Drawn]:
   drawn = table.figure(found.runs, None, "")
   if drawn is not None:
     caption = "Each arm once: with several seeds a dot is their mean, and a bar its 95 % interval."
-    yield parts.figure("sweep", drawn, "Results and costs", caption)
+    yield Drawn("sweep", drawn, "Results and costs", caption)
   if found.comparison is None:
     return
   drawn = comparison_plots.differences(found.comparison, "")
   if drawn is not None:
     caption = "Paired differences with 95 % intervals."
-    yield parts.figure("differences", drawn, "Differences", caption)
+    yield Drawn("differences", drawn, "Differences", caption)
   drawn = comparison_plots.curves(found.runs, found.comparison.metric, "")
   if drawn is not None:
     caption = "Means over seeds with bands of 95 % intervals."
-    yield parts.figure("curves", drawn, "Curves", caption)
+    yield Drawn("curves", drawn, "Curves", caption)
 
 
 def _row(run: Result) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Writes a report: a page of HTML without scripts or other files, figures, and a JSON file."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
 from resjax.base import Location, locations
@@ -9,15 +9,14 @@ from resjax.study.analysis.alignment import READINGS, Alignment
 from resjax.study.analysis.report import factor_table, sections
 from resjax.study.analysis.report import parts as html
 from resjax.study.analysis.report.heat_table import heat_figure, heat_table
+from resjax.study.analysis.report.parts import Drawn
 from resjax.study.analysis.report.results import Results, to_json
-from resjax.study.analysis.report.sections import Drawn
 
 PAGE, PLOTS, NUMBERS = "report.html", "plots", "results.json"
 Embed = Callable[[Iterable[Drawn]], str]
 
 TITLE = "Where models switch from the input token to the next one"
 _MEANING = (
-  '<section id="meaning"><h2>What a switch is</h2>\n'
   "<p>The final norm and the output embedding decode the state after each layer as if the layers "
   "ended there (the logit lens). Early states decode to the <em>input token</em>, late ones to the "
   "<em>next token</em>. The <em>switch</em> is the first depth position from which on the "
@@ -26,7 +25,7 @@ _MEANING = (
   "less than 95% of the resamples have a switch there is <em>no switch</em>, and if the interval "
   "covers half of the depth it is <em>not localised</em>.</p>\n"
   f'<p>The folder <a href="{PLOTS}">{PLOTS}</a> has these figures as PNG, SVG and PDF files, and '
-  f'<a href="{NUMBERS}">{NUMBERS}</a> has all numbers.</p></section>'
+  f'<a href="{NUMBERS}">{NUMBERS}</a> has all numbers.</p>'
 )
 
 _GREY = "A grey line in the plots marks the switch, and a band its confidence interval."
@@ -61,17 +60,14 @@ def page(results: Sequence[Results], on_figure: Callable[[Drawn], None]) -> str:
   """Returns the page in HTML, and calls `on_figure` with each figure that it shows."""
 
   def embed(figures: Iterable[Drawn]) -> str:
-    shown = []
-    for drawn in figures:
-      on_figure(drawn)
-      shown.append(
-        html.figure(
-          drawn.name, drawn.figure, drawn.title, drawn.caption, drawn.note, wide=drawn.wide
-        )
-      )
-    return html.figures(shown)
+    def shown() -> Iterator[Drawn]:
+      for drawn in figures:
+        on_figure(drawn)
+        yield drawn
 
-  parts = [_summary(results), _MEANING]
+    return html.figures(shown())
+
+  parts = [_summary(results), html.section("meaning", "What a switch is", _MEANING)]
   if len(results) > 1:
     figures = embed(sections.of_all([one.alignment for one in results]))
     note = "The axis is the relative depth. A ring on a line marks the switch of that model."
@@ -88,7 +84,6 @@ def _model(one: Results, number: int, embed: Embed) -> str:
   alignment, prefix = one.alignment, f"{number}_"
   first, *others = alignment.readings
   parts = [
-    f'<section id="model-{number}"><h2>{escape(alignment.model)}</h2>',
     f'<p class="facts">{escape(sections.describe(alignment))} {_GREY}</p>',
     "<h3>Along depth</h3>",
     embed(sections.of_model(alignment, prefix, first)),
@@ -111,7 +106,7 @@ def _model(one: Results, number: int, embed: Embed) -> str:
   if one.heat is not None:
     name = f"Predictions of {alignment.model} for a text, by depth"
     parts += ["<h3>A text, position by position</h3>", heat_table(one.heat, name)]
-  return "\n".join([*parts, "</section>"])
+  return html.section(f"model-{number}", alignment.model, "\n".join(parts))
 
 
 def _summary(results: Sequence[Results]) -> str:

@@ -1,6 +1,7 @@
 """What pages of HTML are made of: the template, tables and figures. Every text is escaped."""
 
 import base64
+import dataclasses
 import importlib.resources
 import re
 import string
@@ -15,6 +16,27 @@ _NUMBERS = re.compile(r"(?<!\S)\S{0,24}\d\S{0,24}(?!\S)")  # words with a digit,
 _NUMBER = re.compile(r"([<+-]?[\d.,]+(e[+-]?\d+)?[%kMGT]?)?")  # a cell that holds one, or nothing
 _RIGHT = ' class="right"'
 _SEPARATORS = re.compile(r"[./_]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+  """A figure of a page.
+
+  Attributes:
+    name: its id on the page, and the name of its file, without ending.
+    figure: the figure, whose title the page hides.
+    title: its title, which stands in the caption.
+    caption: a text that explains it.
+    note: further text for readers who do not see the figure, as the model and the corpus.
+    wide: whether it needs more room than a panel.
+  """
+
+  name: str
+  figure: Figure
+  title: str
+  caption: str
+  note: str = ""
+  wide: bool = False
 
 
 def fill(title: str, lead: str, sections: Iterable[str]) -> str:
@@ -89,30 +111,18 @@ def cell(text: str, right: bool = False) -> str:
   return f'<td class="{kind}{" right" * right}">{escape(text)}</td>'
 
 
-def figure(
-  name: str, drawn: Figure, title: str, caption: str, note: str = "", *, wide: bool = False
-) -> str:
-  """Returns a figure without its title, which stands in the caption.
-
-  Args:
-    name: its id on the page.
-    drawn: the figure, whose title is hidden from now on.
-    title: its title.
-    caption: a text that explains it.
-    note: further text for readers who do not see the figure.
-    wide: whether it needs more room than a panel.
-  """
-  kind = ' class="wide"' if wide else ""
-  words = escape(f"{title}. {caption} {note}".strip())
-  return (
-    f'<figure{kind} id="{name}"><img alt="{words}" src="{_data(drawn)}">'
-    f"<figcaption><strong>{escape(title)}.</strong> {escape(caption)}</figcaption></figure>\n"
-  )
-
-
-def figures(parts: Iterable[str]) -> str:
+def figures(drawn: Iterable[Drawn]) -> str:
   """Returns figures side by side, as many as there is room for."""
-  return f'<div class="figures">{"".join(parts)}</div>\n'
+  return f'<div class="figures">{"".join(map(_figure, drawn))}</div>\n'
+
+
+def _figure(drawn: Drawn) -> str:
+  kind, title = ' class="wide"' if drawn.wide else "", escape(drawn.title)
+  words = escape(f"{drawn.title}. {drawn.caption} {drawn.note}".strip())
+  return (
+    f'<figure{kind} id="{drawn.name}"><img alt="{words}" src="{_data(drawn.figure)}">'
+    f"<figcaption><strong>{title}.</strong> {escape(drawn.caption)}</figcaption></figure>\n"
+  )
 
 
 def _data(drawn: Figure) -> str:

@@ -1,15 +1,14 @@
 """The figures of a report with their captions: for each model, and for a comparison of models."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from resjax.study.analysis import depth_positions
 from resjax.study.analysis.alignment import READINGS, Alignment
 from resjax.study.analysis.report import alignment_figures
 from resjax.study.analysis.report.alignment_figures import TRAJECTORIES, depth_map
+from resjax.study.analysis.report.parts import Drawn
 from resjax.study.analysis.report.results import Results
 from resjax.study.analysis.report.sensitivity_figures import loss_curves, switch_curves
 
@@ -17,27 +16,6 @@ _READINGS = {
   "closed": "the state after a layer or site as if the layers ended there",
   "read": "what the next site reads",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawn:
-  """A figure of a report.
-
-  Attributes:
-    name: the name of its file, without ending.
-    figure: the figure.
-    title: its title.
-    caption: a text that explains it.
-    note: the model, the corpus and the number of tokens, for readers who do not see the figure.
-    wide: whether it needs more room than a panel.
-  """
-
-  name: str
-  figure: Figure
-  title: str
-  caption: str
-  note: str
-  wide: bool = False
 
 
 def of_model(alignment: Alignment, prefix: str, reading: str) -> Iterator[Drawn]:
