@@ -19,6 +19,7 @@ with the residual `standard`.
 """
 
 import dataclasses
+import functools
 import json
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ from absl import flags
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from launch import cli, topology
+from launch import topology
 from resjax.aot import (
   GIB,
   AbsentSlices,
@@ -44,10 +45,11 @@ from resjax.aot import (
 )
 from resjax.base import ranges, terminal
 from resjax.base.sharding import MeshConfig
+from resjax.cli import command
 from resjax.train import experiment
 from resjax.train.runs import Run
 
-_CONFIG = cli.define_config("The config that would be trained.")
+_CONFIG = command.define_config("The config that would be trained.")
 _SLICES = flags.DEFINE_integer(
   "num_slices", 1, "Slices that config.mesh.data joins.", lower_bound=1
 )
@@ -62,7 +64,7 @@ _OUT = flags.DEFINE_string("out", "", "File to write the JSON to.")
 
 def main() -> None:
   """Prints memory, FLOPs and traffic of the compiled step, or why the config does not fit."""
-  config = cli.config_value(_CONFIG)
+  config = command.config_value(_CONFIG)
   if not topology.FLAG.value:
     raise ValueError("no topology; give one, for example --topology=v5e-256")
   target = absent_devices.describe(topology.FLAG.value, _SLICES.value)
@@ -180,5 +182,7 @@ def _head(run: Run, target: AbsentSlices) -> dict:
   }
 
 
+run = functools.partial(command.run, main)
+
 if __name__ == "__main__":
-  cli.run(main)
+  run()

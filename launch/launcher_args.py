@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from launch import workdir_flag
 from resjax.__main__ import COMMANDS
 from resjax.base import locations, redaction
-from resjax.cli import shipped
+from resjax.cli import shipped, workdir_flag
 
 _MOST_BYTES = 1 << 20  # of a config file
 _Action = TypeVar("_Action", bound=Callable)

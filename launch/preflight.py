@@ -8,8 +8,9 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict
 
-from launch import cli, launcher_args, preflight_model
+from launch import launcher_args, preflight_model
 from launch.preflight_model import Hardware
+from resjax.cli import command
 from resjax.data import DataConfig, Finding, source_check
 
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/|$)")
@@ -78,7 +79,7 @@ def _parsed(arguments: Sequence[str], place: Path) -> ConfigDict:
   line = ["train", f"--config={place}{''.join(argument)}"]
   line += [word for word in arguments if re.match(r"--?(no)?config\.", word)]
   values = flags.FlagValues()
-  holder = cli.define_config("The config to check.", values, line)
+  holder = command.define_config("The config to check.", values, line)
   values(line)
   return holder.value
 

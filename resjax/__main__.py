@@ -1,15 +1,15 @@
 """The command `resjax`, also `python -m resjax`: runs the one of its commands that is named."""
 
 import difflib
+import importlib
 import os
-import runpy
 import signal
 import sys
 from importlib.util import find_spec
 from typing import NoReturn
 
 from resjax.base import __version__, extras
-from resjax.cli import shipped
+from resjax.cli import interrupts, shipped
 from resjax.cli.shipped import completion
 
 COMMANDS = {
@@ -43,6 +43,9 @@ COMMANDS = {
   },
 }
 _NAMES = [name for group in COMMANDS.values() for name in group]
+# Commands of the package `launch`, by their modules there.
+_LAUNCHERS = {name: f"launch.{name}.__main__" for name in ("bench", "tpu", "gke", "slurm", "local")}
+_LAUNCHERS["aot"] = "launch.aot"
 
 
 def main() -> None:
@@ -75,21 +78,31 @@ def _complete(words: list[str]) -> None:
 
 
 def _run(name: str, words: list[str]) -> None:
-  """Runs a command as `python -m launch.NAME` does in a checkout."""
-  shipped.make_importable()
-  if find_spec(f"launch.{name}") is None:
+  """Runs a command, whose module has a function `run`."""
+  interrupts.install()
+  shipped.make_own_importable()
+  module = f"resjax.cli.commands.{name}"
+  if name in _LAUNCHERS:
+    shipped.make_launchers_importable()
+    module = _LAUNCHERS[name]
+  try:
+    found = find_spec(module)
+  except ModuleNotFoundError:
+    found = None
+  if found is None:
     _fail(
       f"resjax {name} measures a checkout and is not in the wheel; clone the repository and run "
       "`pip install -e .` there"
     )
-  sys.argv = ["-m", *words]  # what Python writes there at first, see launch/__init__.py
+  sys.argv = [found.origin or name, *words]  # modules define flags by it
   try:
-    runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
+    command = importlib.import_module(module)
   except ModuleNotFoundError as error:
     package = (error.name or "").split(".")[0]
     if find_spec(package) is not None:  # it is there, and part of it is not
       raise
     _fail(extras.missing(f"resjax {name}", package))
+  command.run()
 
 
 def _help() -> str:
@@ -101,7 +114,7 @@ def _help() -> str:
 
 
 def _print(text: str) -> None:
-  """Prints a text; ends without a word if nobody reads it, as `launch.cli` does, else with one."""
+  """Prints a text; ends without a word if nobody reads it, as commands do, else with one."""
   try:
     print(text, flush=True)
   except OSError as error:

@@ -291,9 +291,9 @@ def test_tests_of_the_base_install_need_no_more():
 
 def test_the_training_command_loads_no_trainer_before_it_has_a_config():
   heavy = {"flax", "grain", "matplotlib", "orbax", "resjax.train", "tensorflow_datasets"}
-  assert not heavy & modules_of("import launch.train")
+  assert not heavy & modules_of("import resjax.cli.commands.train")
 
 
 def test_training_loads_nothing_that_draws():
-  modules = modules_of("import launch.train; from resjax import Experiment")
+  modules = modules_of("import resjax.cli.commands.train; from resjax import Experiment")
   assert not {"matplotlib", "tensorflow_datasets", "jax.experimental.mosaic.gpu"} & modules

@@ -71,7 +71,7 @@ def _parent(folder):
 
 
 def _scored(*names):
-  """Returns a reader of texts as launch.evaluate reads them."""
+  """Returns a reader of texts as resjax evaluate reads them."""
 
   def read(root):
     for corpus in corpora.parse([f"own={root / name}" for name in names]):
@@ -136,7 +136,7 @@ def stage(tmp_path_factory) -> pathlib.Path:
 
 
 def _write_scored(root):
-  """Writes what launch.evaluate reads beside texts: files of tokens, and a folder of CORE."""
+  """Writes what resjax evaluate reads beside texts: files of tokens, and a folder of CORE."""
   for folder in ("tokens", "texts", "eval_bundle/eval_data"):
     (root / folder).mkdir(parents=True)
   tokens = np.arange(5, dtype="<u2").tobytes()

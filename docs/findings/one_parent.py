@@ -2,8 +2,8 @@
 
   python docs/findings/one_parent.py SWEEP [ANALYSIS]
 
-SWEEP holds the results.json of `launch.sweep`, and ANALYSIS a folder for each arm with that of
-`launch.analyze`, whose models are the seeds of the arm in their order.
+SWEEP holds the results.json of `resjax sweep`, and ANALYSIS a folder for each arm with that of
+`resjax analyze`, whose models are the seeds of the arm in their order.
 """
 
 import json

@@ -1,10 +1,11 @@
 """Runs one benchmark: `resjax bench WHAT [FLAGS]`; `WHAT --help` names its flags."""
 
+import functools
 import runpy
 import sys
 from collections.abc import Sequence
 
-from launch import cli, help_text
+from resjax.cli import command, help_text
 
 BENCHMARKS = {
   "kernels": "device time of the depth-attention kernels; bytes and schedules of compiled ones",
@@ -39,5 +40,7 @@ def main(words: Sequence[str]) -> None:
     runpy.run_module(f"launch.bench.{what}", run_name="__main__", alter_sys=True)
 
 
+run = functools.partial(command.run_words, main)
+
 if __name__ == "__main__":
-  cli.run_words(main)
+  run()

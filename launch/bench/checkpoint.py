@@ -23,9 +23,9 @@ from absl import flags
 from etils import epath
 
 from configs import base
-from launch import cli
 from resjax.base import Array, PyTree, checksums, manifest
 from resjax.base.sharding import MeshConfig, Rules, ShardingConfig, make_layout
+from resjax.cli import command
 from resjax.train import GuardState, TrainState
 from resjax.train.checkpoint import CheckpointConfig, Checkpoints
 
@@ -106,4 +106,4 @@ def _state() -> TrainState:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  command.run(main)

@@ -15,8 +15,9 @@ import jax
 from absl import flags
 
 from configs import base
-from launch import cli, topology
+from launch import topology
 from resjax.aot import absent_devices, hlo, memory_stats
+from resjax.cli import command
 from resjax.train import Program, experiment, program
 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each case is compiled.", lower_bound=1)
@@ -94,4 +95,4 @@ def small_program(
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  command.run(main)

@@ -21,15 +21,16 @@ from absl import flags
 from jax import lax
 from ml_collections import ConfigDict
 
-from launch import cli, topology
+from launch import topology
 from launch.bench.kernels import timing
 from launch.bench.report import write_report
 from resjax.aot import absent_devices, hlo, traffic
 from resjax.base import Array, PyTree
+from resjax.cli import command
 from resjax.models import DecodeCache, ModelDef
 from resjax.train import experiment
 
-_CONFIG = cli.define_config("The config of the decoder.")
+_CONFIG = command.define_config("The config of the decoder.")
 _NAMES = flags.DEFINE_list(
   "residuals", ["standard", "block_attn_res"], "The first is the baseline."
 )
@@ -42,7 +43,7 @@ _OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_decode.js
 
 def main() -> None:
   """Prints the cost of a token with each combinator, and its ratio to the first one."""
-  config = cli.config_value(_CONFIG)
+  config = command.config_value(_CONFIG)
   devices = jax.devices()[:1]
   if topology.FLAG.value:
     devices = list(absent_devices.describe(topology.FLAG.value).devices[:1])
@@ -128,4 +129,4 @@ def _sampler(model: ModelDef) -> Callable[[], float]:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  command.run(main)

@@ -19,7 +19,7 @@ from absl import flags
 from flax import nnx
 
 from configs import base
-from launch import cli
+from resjax.cli import command
 from resjax.interop import huggingface
 from resjax.models import Decoder
 from resjax.train import experiment
@@ -95,4 +95,4 @@ def _decoder(name: str) -> Decoder:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  command.run(main)

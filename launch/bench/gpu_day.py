@@ -27,11 +27,11 @@ from typing import Any
 import jax
 from absl import flags
 
-from launch import cli
 from launch.bench import arms, correctness, gpu_goals, supervisor, timed_step
 from launch.bench.kernels import arg_specs, bench_table, suites
 from launch.bench.supervisor import Arm, Record
 from resjax.base.processes import stop_at_once
+from resjax.cli import command
 
 _MINUTES = flags.DEFINE_float(
   "minutes", 9.0, "Minutes of everything, the start of Python included.", lower_bound=0.0
@@ -231,4 +231,4 @@ def _figures(record: Record) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  command.run(main)

@@ -21,9 +21,9 @@ from absl import flags
 from flax import nnx
 
 from configs import base
-from launch import cli
 from launch.bench.kernels import timing
 from launch.bench.report import write_report
+from resjax.cli import command
 from resjax.interop import huggingface
 from resjax.models import Decoder
 from resjax.train import experiment
@@ -111,4 +111,4 @@ def _peer(decoder: Decoder) -> Callable[[np.ndarray], np.ndarray] | None:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  command.run(main)

@@ -20,9 +20,9 @@ from absl import flags
 from flax import nnx
 
 from configs import base
-from launch import cli
 from launch.bench.kernels import timing
 from launch.bench.report import write_report
+from resjax.cli import command
 from resjax.models import Decoder, loss_sums
 from resjax.study.evaluation import Scored, Scorer
 from resjax.train import experiment
@@ -105,4 +105,4 @@ def _tokens(decoder: Decoder, rng: np.random.Generator, count: int) -> np.ndarra
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  command.run(main)

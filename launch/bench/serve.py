@@ -27,7 +27,7 @@ from absl import flags
 from flax import nnx
 
 from configs import ablations, base
-from launch import cli
+from resjax.cli import command
 from resjax.interop import huggingface
 from resjax.models import Decoder, generate
 from resjax.train import experiment
@@ -138,4 +138,4 @@ with {used}.
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  command.run(main)

@@ -17,9 +17,9 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from configs import base
-from launch import cli
 from launch.bench import timed_step
 from launch.bench.report import write_report
+from resjax.cli import command
 from resjax.train.runs import Run
 
 DENSE = "dense"
@@ -76,4 +76,4 @@ def _dense(name: str) -> ConfigDict:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  command.run(main)

@@ -24,9 +24,9 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from configs import ablations, gpt2_124m, llama_1p3b
-from launch import cli
 from resjax import combinators
 from resjax.aot import GIB, DoesNotFitError, absent_devices, compile_step
+from resjax.cli import command
 from resjax.models import ModelDef, forward_flops_per_token
 from resjax.train import experiment
 from resjax.train.runs import Run
@@ -146,4 +146,4 @@ def replace_table(page: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  command.run(main)

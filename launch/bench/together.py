@@ -18,10 +18,10 @@ import numpy as np
 from absl import flags
 
 from configs import tiny
-from launch import cli
 from launch.bench.kernels import timing
 from launch.bench.report import write_report
 from resjax.base import PyTree
+from resjax.cli import command
 from resjax.train import experiment, init_state, program, together
 from resjax.train.runs import Run
 
@@ -87,4 +87,4 @@ def _sampler(step: Callable[[PyTree], PyTree], state: PyTree, times: int) -> Cal
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  command.run(main)

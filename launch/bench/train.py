@@ -29,8 +29,8 @@ from typing import Any
 
 from absl import flags
 
-from launch import cli
 from resjax.base.records import METRICS_FILE, read_metrics
+from resjax.cli import command
 from resjax.train.checkpoint import reader
 from resjax.train.runs import workdir
 
@@ -206,4 +206,4 @@ def _start(folder: Path, options: Options) -> subprocess.Popen:
 
 
 if __name__ == "__main__":
-  cli.run(main, takes_words=True)
+  command.run(main, takes_words=True)

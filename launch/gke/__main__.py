@@ -9,17 +9,19 @@ running them. With --xpk_cluster=CLUSTER, xpk runs and deletes.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 
 from absl import flags
 
-from launch import cli, flag_check, launcher_args, preflight, shell_steps
+from launch import flag_check, launcher_args, preflight, shell_steps
 from launch.gke import commands
 from launch.gke.jobset import GkeJob, GpuNodes, TpuNodes
 from launch.shell_steps import Step
 from resjax.base import redaction
 from resjax.base.hardware import gpu_nodes, slices
+from resjax.cli import command
 
 _NAME = flags.DEFINE_string("name", "", "Name of the JobSet.")
 _NAMESPACE = flags.DEFINE_string("namespace", "default", "Kubernetes namespace of the JobSet.")
@@ -140,5 +142,7 @@ def _claims() -> dict[str, str]:
   return dict(claim.split("=", 1) for claim in _CLAIM.value)
 
 
+run = functools.partial(command.run, main, takes_words=True)
+
 if __name__ == "__main__":
-  cli.run(main, takes_words=True)
+  run()

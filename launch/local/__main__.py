@@ -3,15 +3,17 @@
 resjax local --num_processes=4 -- resjax train --config=tiny
 """
 
+import functools
 import os
 import shlex
 import sys
 
 from absl import flags
 
-from launch import cli, flag_check, launcher_args
+from launch import flag_check, launcher_args
 from launch.local import processes
 from resjax.base import redaction
+from resjax.cli import command
 
 _NUM = flags.DEFINE_integer("num_processes", 2, "Number of processes.", lower_bound=1)
 _PORT = flags.DEFINE_integer("port", 0, "Port of the coordinator; 0: a free one.", 0, 65535)
@@ -40,5 +42,7 @@ def main(words: list[str], command: list[str]) -> None:
   sys.exit(processes.run(command, environments, _GRACE.value))
 
 
+run = functools.partial(command.run, main, takes_words=True)
+
 if __name__ == "__main__":
-  cli.run(main, takes_words=True)
+  run()

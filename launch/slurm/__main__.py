@@ -9,6 +9,7 @@ running them.
 """
 
 import dataclasses
+import functools
 import os
 import re
 import shutil
@@ -17,11 +18,12 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import cli, flag_check, launcher_args, preflight, shell_steps
+from launch import flag_check, launcher_args, preflight, shell_steps
 from launch.shell_steps import Step
 from launch.slurm.script import SlurmJob, script
 from resjax.base import redaction
 from resjax.base.hardware import GPU_TARGETS, gpu_nodes
+from resjax.cli import command
 
 _NAME = flags.DEFINE_string("name", "", "Name of the job.")
 _NODES = flags.DEFINE_integer("nodes", 1, "Number of nodes.", lower_bound=1)
@@ -150,5 +152,7 @@ def _delete() -> list[Step]:
   return [Step("cancel the job, which saves first", _cancel())]
 
 
+run = functools.partial(command.run, main, takes_words=True)
+
 if __name__ == "__main__":
-  cli.run(main, takes_words=True)
+  run()

@@ -10,6 +10,7 @@
 stop and delete. --dry_run prints the commands instead of running them.
 """
 
+import functools
 import os
 import tempfile
 from collections.abc import Callable
@@ -17,12 +18,13 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import cli, flag_check, launcher_args, preflight, shell_steps, watching
+from launch import flag_check, launcher_args, preflight, shell_steps, watching
 from launch.shell_steps import Step
 from launch.tpu import commands, remote, resume
 from launch.tpu.code import Code
 from resjax.base import redaction
 from resjax.base.hardware import slices
+from resjax.cli import command
 
 _NAME = flags.DEFINE_string("name", "", "Name of the queued resource and of its nodes.")
 _ZONE = flags.DEFINE_string("zone", "", "Zone of the TPUs, for example us-west4-a.")
@@ -186,5 +188,7 @@ def _resume(command: list[str]) -> None:
     print(f"done; the hosts are still up, to end them: {commands.again('delete', _resource())}")
 
 
+run = functools.partial(command.run, main, takes_words=True)
+
 if __name__ == "__main__":
-  cli.run(main, takes_words=True)
+  run()

@@ -1,4 +1,13 @@
 from . import actions as actions
+from . import command as command
+from . import commands as commands
+from . import errors as errors
+from . import help_text as help_text
+from . import interrupts as interrupts
+from . import model_flags as model_flags
+from . import outside as outside
 from . import shipped as shipped
+from . import text_flags as text_flags
+from . import workdir_flag as workdir_flag
 from .actions import Experiment as Experiment
 from .actions import Pretrained as Pretrained

@@ -1,4 +1,4 @@
-"""The program of launch.aot is the one of launch.train; memory, refusals, search, suggestions."""
+"""The program of launch.aot is the one of resjax train; memory, refusals, search, suggestions."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -46,7 +46,7 @@ class Stop(Exception):
 
 @pytest.fixture
 def trainer(tmp_path, monkeypatch):
-  """What launch.train has built when it would begin with the first step."""
+  """What resjax train has built when it would begin with the first step."""
   found = []
 
   def stop(trainer, *_):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def _run(*arguments):
-  command = [sys.executable, "-m", "launch.build_dataset", *arguments]
+  command = [sys.executable, "-m", "resjax", "build_dataset", *arguments]
   environment = os.environ | {"JAX_PLATFORMS": "cpu", "COLUMNS": "80"}
   return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
 
@@ -48,7 +48,7 @@ def test_builds_a_folder_and_shows_counts(tmp_path):
 
 def test_mistakes_are_one_line(tmp_path):
   source = "data.corpora.stdlib.source"
-  run = forks.command("launch.build_dataset")
+  run = forks.command("build_dataset")
   for arguments, *words in (
     (_config(tmp_path, f"{source}={tmp_path}/nope"), f"config.{source}", f"{tmp_path}/nope"),
     (_config(tmp_path, "data.seq_length=8"), "seq_length", '"seq_len"'),
@@ -80,7 +80,7 @@ def test_what_is_dropped_is_named_and_listed(tmp_path):
   (folder / "latin.txt").write_bytes("café".encode("latin-1"))
   os.mkfifo(folder / "pipe")
   names = ["--config.data.tokenizer.name=byte", "--config.data.seq_len=32"]
-  run = forks.command("launch.build_dataset")
+  run = forks.command("build_dataset")
   arguments = [*_config(tmp_path, f"data.corpora.stdlib.source={folder}"), *names]
   for _ in range(2):  # also where the data are there
     code, output = run(*arguments)

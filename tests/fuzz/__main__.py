@@ -110,7 +110,7 @@ def _failures(judged: Sequence[tuple[int, Judged]], chosen: dict, seed: int) -> 
       f"- first: {one.case.what[:200]}",
       f"- again: python -m tests.fuzz --kind={one.case.kind} --cases={count} --seed={seed} "
       f"--case={number}",
-      f"- command: python -m {one.case.module} {json.dumps(one.case.arguments)[-400:]}",
+      f"- command: resjax {one.case.command} {json.dumps(one.case.arguments)[-400:]}",
       *[f"- also: {other.case.kind}: {other.case.what[:120]}" for _, other in found[1:6]],
       "",
     ]

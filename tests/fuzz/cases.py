@@ -54,7 +54,7 @@ class Case:
 
   Attributes:
     kind: the kind of the input.
-    module: the module of the command.
+    command: the name of the command.
     arguments: the arguments; `{place}` and `{victim}` stand for folders.
     what: says in words what is hostile.
     damage: changes the files of the place.
@@ -65,7 +65,7 @@ class Case:
   """
 
   kind: str
-  module: str
+  command: str
   arguments: tuple[str, ...]
   what: str
   damage: Callable[[Place], None] = lambda place: None

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import os
 import resource
-import runpy
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from resjax.__main__ import main
 from tests.helpers import forks, xla
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def prepare(programs: Path) -> None:
 
 
 def run(
-  module: str,
+  command: str,
   arguments: list[str],
   cwd: Path,
   logs: Path,
@@ -76,10 +76,10 @@ def run(
   most_seconds: float,
   most_bytes: int,
 ) -> Done:
-  """Runs `python -m module arguments` in a fork.
+  """Runs `resjax command arguments` in a fork.
 
   Args:
-    module: the module of the command.
+    command: the name of the command.
     arguments: the arguments of the command.
     cwd: the folder in which it runs.
     logs: a folder for its output.
@@ -93,7 +93,7 @@ def run(
     warnings.simplefilter("ignore")  # of threads: an import leaves none that holds a lock
     child = os.fork()
   if child == 0:
-    _become(module, arguments, cwd, files, environment)
+    _become(command, arguments, cwd, files, environment)
   stopped, usage = "", None
   while usage is None:
     found, status, usage_now = os.wait4(child, os.WNOHANG)
@@ -114,7 +114,7 @@ def run(
 
 
 def _become(
-  module: str, arguments: list[str], cwd: Path, files: list[Path], environment: Mapping[str, str]
+  command: str, arguments: list[str], cwd: Path, files: list[Path], environment: Mapping[str, str]
 ) -> NoReturn:
   """Turns the forked process into the command."""
   code = 1
@@ -126,8 +126,8 @@ def _become(
       os.dup2(os.open(path, flags, 0o644), number)
     os.chdir(cwd)
     os.environ.update(environment)
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.argv = ["resjax", command, *arguments]
+    main()
     code = 0
   except SystemExit as end:
     code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -40,7 +40,7 @@ def test_a_larger_sample_and_all_known_attacks():
 
 
 def case(**changes) -> Case:
-  usual = {"kind": "k", "module": "m", "arguments": (), "what": "w", "names": ("a.json",)}
+  usual = {"kind": "k", "command": "m", "arguments": (), "what": "w", "names": ("a.json",)}
   return Case(**usual | changes)
 
 

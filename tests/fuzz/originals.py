@@ -40,7 +40,7 @@ _SMALL = {
 
 
 def training(config: str = "tiny", **settings: object) -> tuple[str, ...]:
-  """Returns the arguments of launch.train for the small run; a__b=c sets config.a.b."""
+  """Returns the arguments of resjax train for the small run; a__b=c sets config.a.b."""
   changed = {name.replace("__", "."): value for name, value in settings.items()}
   flags = [f"--config.{key}={value}" for key, value in (_SMALL | changed).items()]
   return (f"--config={ROOT}/configs/{config}.py", *flags)
@@ -125,12 +125,12 @@ def write_victim(folder: Path) -> None:
 
 
 def exported(folder: Path) -> bytes:
-  """Returns the tensors that launch.export has written."""
+  """Returns the tensors that resjax export has written."""
   return (folder / "out" / "model.safetensors").read_bytes()
 
 
 def cuts(folder: Path) -> bytes:
-  """Returns the figures that launch.intervene has written."""
+  """Returns the figures that resjax intervene has written."""
   return (folder / "out" / "cuts.json").read_bytes()
 
 

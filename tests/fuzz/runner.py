@@ -51,13 +51,13 @@ class Runner:
     originals.copy(self.original, self._place.folder)
     case.damage(self._place)
     before = self._snapshots(case)
-    done = self._run(case.module, case.arguments, case.environment)
+    done = self._run(case.command, case.arguments, case.environment)
     changed = [
       line
       for old, new in zip(before, self._snapshots(case), strict=True)
       for line in cases.differences(old, new)
     ]
-    usual = self._usual.get(case.module, self._least)
+    usual = self._usual.get(case.command, self._least)
     verdict = cases.judge(case, self._place, done, changed, usual)
     self._thaw()
     return Judged(case, done, verdict)
@@ -79,44 +79,44 @@ class Runner:
     originals.write_victim(self._place.outside)
     originals.write(place)
     self._least, self._usual = 0, {}
-    self._valid("launch.train", originals.training())
-    self._valid("launch.sweep", originals.PLANNED)
-    self._valid("launch.depth_retrieval", originals.RETRIEVAL)
+    self._valid("train", originals.training())
+    self._valid("sweep", originals.PLANNED)
+    self._valid("depth_retrieval", originals.RETRIEVAL)
     originals.write_ladder(place)
-    self._valid("launch.ladder", originals.LADDER)
+    self._valid("ladder", originals.LADDER)
     place.rename(original)
     results: list[tuple[str, str, tuple[str, ...], Callable[[Done], bytes]]] = [
-      ("export", "launch.export", originals.EXPORT, lambda _: originals.exported(place)),
-      ("generate", "launch.generate", originals.GENERATE, lambda done: done.out),
-      ("cuts", "launch.intervene", originals.INTERVENE, lambda _: originals.cuts(place)),
-      ("collect", "launch.sweep", originals.COLLECT, lambda done: done.out),
-      ("pass", "launch.train", originals.PASS, lambda _: originals.losses(place, "out")),
-      ("resumed", "launch.train", originals.training(train__steps=6),
+      ("export", "export", originals.EXPORT, lambda _: originals.exported(place)),
+      ("generate", "generate", originals.GENERATE, lambda done: done.out),
+      ("cuts", "intervene", originals.INTERVENE, lambda _: originals.cuts(place)),
+      ("collect", "sweep", originals.COLLECT, lambda done: done.out),
+      ("pass", "train", originals.PASS, lambda _: originals.losses(place, "out")),
+      ("resumed", "train", originals.training(train__steps=6),
        lambda _: originals.losses(place, "run")),
-      ("built", "launch.build_dataset", originals.BUILD, lambda done: done.out),
+      ("built", "build_dataset", originals.BUILD, lambda done: done.out),
     ]  # fmt: skip
-    for name, module, arguments, result in results:
+    for name, command, arguments, result in results:
       originals.copy(original, place)
-      expected[name] = result(self._valid(module, arguments))
+      expected[name] = result(self._valid(command, arguments))
       if name == "cuts":
         (original / "cuts.json").write_bytes(expected[name])
     self._least = max(self._usual.values())
 
-  def _valid(self, module: str, arguments: tuple[str, ...]) -> Done:
-    done = self._run(module, arguments, {})
+  def _valid(self, command: str, arguments: tuple[str, ...]) -> Done:
+    done = self._run(command, arguments, {})
     if done.code != 0:
-      raise RuntimeError(f"{module} failed for valid files: {done.err.decode()}")
-    self._usual[module] = max(done.peak, self._usual.get(module, 0))
+      raise RuntimeError(f"{command} failed for valid files: {done.err.decode()}")
+    self._usual[command] = max(done.peak, self._usual.get(command, 0))
     return done
 
-  def _run(self, module: str, arguments: tuple[str, ...], environment: dict[str, str]) -> Done:
+  def _run(self, command: str, arguments: tuple[str, ...], environment: dict[str, str]) -> Done:
     words = {"{victim}": str(self._place.outside), "{place}": str(self._place.folder)}
     filled = list(arguments)
     for word, path in words.items():
       filled = [argument.replace(word, path) for argument in filled]
     most = (self._least or 1 << 31) + _MOST_BYTES
     logs = self._base / "logs"
-    return forks.run(module, filled, self._place.folder, logs, environment, _MOST_SECONDS, most)
+    return forks.run(command, filled, self._place.folder, logs, environment, _MOST_SECONDS, most)
 
   def _thaw(self) -> None:
     """Gives back the rights that a case took away, so that its files can be removed."""

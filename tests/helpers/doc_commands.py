@@ -73,4 +73,4 @@ def run(
   cheap = [*(("--dry_run",) if name in DRY else ()), *more]
   arguments = [*arguments[:end], *cheap, *arguments[end:]]
   environment = runs.environment(PYTHONPATH=ROOT, **variables)
-  return forks.run(f"launch.{name}", arguments, cwd, environment)
+  return forks.run(name, arguments, cwd, environment)

@@ -7,9 +7,9 @@ import errno
 import os
 import zlib
 
-from launch import cli
+from resjax.cli import command
 
 if __name__ == "__main__":
   names = {"errno": errno, "zlib": zlib}
   exec(f"def main():\n  {os.environ['BODY']}", names)
-  cli.run(names["main"], folder=lambda: os.environ["FOLDER"])
+  command.run(names["main"], folder=lambda: os.environ["FOLDER"])

@@ -18,10 +18,12 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
+from resjax.__main__ import main
 from tests.helpers import runs
 
 _IMPORTS = (
-  "launch.cli", "resjax.train.experiment", "resjax.cli.actions.loading", "resjax.train.dry_run",
+  "resjax.cli.command", "resjax.train.experiment", "resjax.cli.actions.loading",
+  "resjax.train.dry_run",
   "resjax.train.loop", "resjax.study.analysis.interventions", "resjax.study.analysis.report.page",
   "resjax.study.sweeps.table", "resjax.aot.compile_step", "resjax.data.build_table",
   "resjax.base.hardware.slices", "pyarrow.parquet",
@@ -30,7 +32,12 @@ SECONDS = 600  # a report takes minutes on a machine with much else to do
 
 
 def command(module: str, **variables: object) -> Callable[..., tuple[int, str]]:
-  """Returns a function of a command's arguments: its exit code, and what it printed."""
+  """Returns a function of a command's arguments: its exit code, and what it printed.
+
+  Args:
+    module: the name of a command of resjax, or a module with dots in its name.
+    variables: the environment.
+  """
   environment = runs.environment(**variables)
   return lambda *arguments: run(module, map(str, arguments), runs.REPOSITORY, environment)
 
@@ -38,7 +45,7 @@ def command(module: str, **variables: object) -> Callable[..., tuple[int, str]]:
 def run(
   module: str, arguments: Iterable[str], cwd: pathlib.Path, environment: dict[str, str]
 ) -> tuple[int, str]:
-  """Returns the exit code and the output of `python -m module arguments`.
+  """Returns the exit code and the output of `resjax module arguments`, see `command`.
 
   The process that is forked has imported this repository's code, and serves until the one that
   asks ends.
@@ -92,12 +99,16 @@ def _serve() -> None:
 def _run_module(
   module: str, arguments: list[str], cwd: str, environment: dict[str, str]
 ) -> NoReturn:
-  """Runs a module as the main one; it ends the process."""
+  """Runs a command or module; it ends the process."""
   os.chdir(cwd)
   os.environ.clear()
   os.environ.update(environment)
-  sys.argv = [module, *arguments]
-  runpy.run_module(module, run_name="__main__", alter_sys=True)
+  if "." in module:
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+  else:
+    sys.argv = ["resjax", module, *arguments]
+    main()
   sys.exit(0)
 
 

@@ -38,7 +38,7 @@ def commands_of(page: pathlib.Path) -> set[str]:
 
 
 def command_of(words: list[str]) -> str:
-  """Returns what runs the command of a line behind `python -m`; "" for another program."""
+  """Returns what runs the command of a line behind `resjax`; "" for another program."""
   module = words[2] if words[1:2] == ["-m"] and len(words) > 2 else ""
   if module.startswith("tests.") and not module.endswith("_test"):
     return module
@@ -46,7 +46,7 @@ def command_of(words: list[str]) -> str:
   if found is None or found[0] == "completion":  # a part of resjax that has no flags
     return ""
   name, arguments = found
-  return " ".join([f"launch.{name}", *[one for one in arguments[:1] if one in BENCHMARKS]])
+  return " ".join([name, *[one for one in arguments[:1] if one in BENCHMARKS]])
 
 
 def of_help(text: str) -> set[str]:

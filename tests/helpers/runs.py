@@ -1,4 +1,4 @@
-"""Short runs of launch.train in processes of their own."""
+"""Short runs of resjax train in processes of their own."""
 
 import os
 import pathlib

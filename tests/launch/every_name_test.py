@@ -1,4 +1,4 @@
-"""`launch.train --config=configs/tiny.py --config.model.residual.name=NAME`, for every name."""
+"""`resjax train --config=configs/tiny.py --config.model.residual.name=NAME`, for every name."""
 
 import jax
 import numpy as np

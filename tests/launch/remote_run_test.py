@@ -58,7 +58,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on(gcs, bucket, command, tmp_p
   )
   assert whole == killed == {"10", "20", "30"}
   assert any(name.endswith(".xplane.pb") for name in gcs.names(f"{bucket}/killed/profile/"))
-  generate = [sys.executable, "-m", "launch.generate", "--num_tokens=8", "--temperature=0"]
+  generate = [sys.executable, "-m", "resjax", "generate", "--num_tokens=8", "--temperature=0"]
   texts = [runs.finish([*generate, f"--checkpoint=gs://{bucket}/{n}"]) for n in ("whole", "killed")]
   assert texts[0].splitlines()[-2] == texts[1].splitlines()[-2]  # the last line names the run
   assert "gs:" not in os.listdir(runs.REPOSITORY)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch import sweep_runs
+from resjax.cli.commands import sweep_runs
 from resjax.train import experiment
 from resjax.train.runs import workdir
 from tests.study.sweeps import made

@@ -61,7 +61,7 @@ def test_on_the_command_line(tmp_path):
   code = write_folder(tmp_path / "code", make_texts(30))
   usual = ("--config=tiny", f"--config.data.root={tmp_path / 'root'}", "--config.data.seq_len=32")
   usual += ("--config.data.tokenizer.name=byte", "--config.data.corpora.stdlib.weight=0")
-  run = forks.command("launch.build_dataset")
+  run = forks.command("build_dataset")
   exit_code, output = run(*usual, f"--config.data.corpora.code.source={code}")
   assert exit_code == 0 and "code: dropped 0" in output and "stdlib" not in output, output
   for word, said in (

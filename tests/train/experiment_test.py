@@ -159,7 +159,11 @@ def test_record_keeps_config_versions_and_revision(tmp_path, monkeypatch):
   assert found.config["model"]["d_model"] == 128
   assert found.environment.packages["jax"] == found.environment.facts["jax"] == jax.__version__
   assert found.environment.facts["devices"] == f"{jax.device_count()} x cpu"
-  assert found.environment.command == ["launch.train", "--config.seed=1", "--api_key=***"]
+  assert found.environment.command == [
+    "launch.train",
+    "--config.seed=1",
+    "--api_key=***",
+  ]
   assert experiment.load(str(tmp_path)).decoder == run.decoder
   assert found.config["model"]["dtype"] == "float32"  # resolved
   assert found.costs == workdir.Costs(parameters=7)

@@ -36,7 +36,7 @@ def root(tmp_path_factory) -> Path:
 
 
 def settings(root, folder, name=None, **train):
-  """What `launch.train --config=configs/finetune.py:FOLDER` runs, on a small corpus."""
+  """What `resjax train --config=configs/finetune.py:FOLDER` runs, on a small corpus."""
   c = finetune.get_config(str(folder))
   c.lock()
   c.workdir = str(root / f"{Path(folder).name}-{name}")

@@ -152,7 +152,7 @@ def test_a_full_disk_while_records_or_the_report_are_written(root, straight, wha
 
 @pytest.fixture(scope="module")
 def train():
-  return forks.command("launch.train")
+  return forks.command("train")
 
 
 def test_finished_run_says_so(root, straight, train):
@@ -172,7 +172,7 @@ def test_another_model_is_refused(root, straight, train):
 
 @pytest.fixture(scope="module")
 def generate():
-  return forks.command("launch.generate")
+  return forks.command("generate")
 
 
 @pytest.mark.slow

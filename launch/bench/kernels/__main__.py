@@ -24,10 +24,10 @@ from typing import Any, NoReturn
 
 import jax
 
-from launch import cli, help_text
 from launch.bench import arms
 from launch.bench.kernels import arg_specs, bench_table, suites
 from resjax.base.hardware import GPU_TARGETS, TPU_CHIPS
+from resjax.cli import command, help_text
 
 CHIPS = [*TPU_CHIPS, *GPU_TARGETS, "cpu"]
 _ABOUT = """
@@ -238,4 +238,4 @@ def _shapes(parse_one: Callable[[str], Any]) -> Callable[[str], list]:
 
 
 if __name__ == "__main__":
-  cli.run_words(main)
+  command.run_words(main)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from resjax.cli import shipped
 
+_LAUNCH = shipped.root() / "launch"
+_COMMANDS = Path(__file__).parents[1] / "commands"
 SHELLS = ("bash", "zsh")
 
 _TABLE = """\
@@ -76,7 +78,7 @@ compdef _resjax resjax
 
 
 def script(shell: str, commands: Iterable[str]) -> str:
-  """Returns a script that completes `resjax`, for `source <(resjax completion SHELL)`.
+  """Returns what a shell reads, by `source <(resjax completion SHELL)`, to complete `resjax`.
 
   Args:
     shell: `bash` or `zsh`.
@@ -87,11 +89,10 @@ def script(shell: str, commands: Iterable[str]) -> str:
   """
   if shell not in SHELLS:
     raise ValueError(f"one word names the shell, of: {', '.join(SHELLS)}; got {shell or 'none'}")
-  folder = shipped.root() / "launch"
   names = sorted(commands)
-  benchmarks = sorted(_benchmarks(folder / "bench"))
-  files = {name: _file(folder, name) for name in names if name not in ("bench", "completion")}
-  files |= {f"bench_{name}": _file(folder / "bench", name) for name in benchmarks}
+  benchmarks = sorted(_benchmarks(_LAUNCH / "bench"))
+  files = {name: _file(name) for name in names if name not in ("bench", "completion")}
+  files |= {f"bench_{name}": _file(f"bench/{name}") for name in benchmarks}
   words = {"bench": benchmarks, "completion": SHELLS}
   words |= {name: found for name, path in files.items() if (found := actions(path))}
   table = _TABLE.format(
@@ -129,24 +130,27 @@ def flags(path: Path) -> list[str]:
 
 def _benchmarks(folder: Path) -> Iterator[str]:
   for path in folder.glob("*.py"):
-    if path.name != "__main__.py" and "cli.run(" in path.read_text():
+    if path.name != "__main__.py" and "command.run(" in path.read_text():
       yield path.stem
   yield from (path.parent.name for path in folder.glob("*/__main__.py"))
 
 
-def _file(folder: Path, name: str) -> Path:
-  package = folder / name / "__main__.py"
-  return package if package.exists() else folder / f"{name}.py"
+def _file(name: str) -> Path:
+  """Returns the file of a command."""
+  places = (_LAUNCH / name / "__main__.py", _LAUNCH / f"{name}.py", _COMMANDS / f"{name}.py")
+  return next(filter(Path.exists, reversed(places)))
 
 
 def _with_imports(path: Path, seen: set[Path]) -> set[Path]:
-  """Returns a file of launch/ and the files of launch/ that it imports, which define flags too."""
+  """Returns the file of a command and those of commands that it imports, which define flags too."""
   if path in seen or not path.exists():
     return seen
   seen.add(path)
   for node in ast.walk(ast.parse(path.read_text())):
-    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "launch":
-      place = shipped.root().joinpath(*(node.module or "").split("."))
+    module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+    if f"{module}.".startswith(("launch.", "resjax.cli.")):
+      root = _LAUNCH.parent if module.startswith("launch") else _COMMANDS.parents[2]
+      place = root.joinpath(*module.split("."))
       for file in (place.with_suffix(".py"), *(place / f"{name.name}.py" for name in node.names)):
         _with_imports(file, seen)
   return seen

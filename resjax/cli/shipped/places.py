@@ -20,13 +20,13 @@ def root() -> Path:
   return here if (here / "launch").is_dir() else here.parents[2]
 
 
-def make_importable() -> None:
-  """Puts `launch` and `configs` before all other modules, and the current folder behind all.
-
-  Each of their modules has one name then, and a user's config or combinator may lie in the folder
-  where the command runs.
-  """
+def make_launchers_importable() -> None:
+  """Puts `launch` and `configs` before all other modules: each of theirs has one name then."""
   sys.path.insert(0, str(root()))
+
+
+def make_own_importable() -> None:
+  """Puts the current folder behind all: a user's config or combinator may lie there."""
   if not sys.flags.safe_path and not {"", str(Path.cwd())} & set(sys.path):
     sys.path.append(str(Path.cwd()))
 

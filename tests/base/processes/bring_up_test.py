@@ -59,14 +59,14 @@ def test_one_process_stays_alone(monkeypatch):
 
 
 def test_what_is_for_one_process_refuses_several(monkeypatch):
-  processes.refuse_several("launch.export")
+  processes.refuse_several("resjax export")
   for name, value in {ADDRESS: "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}.items():
     monkeypatch.setenv(name, value)
   with pytest.raises(ValueError, match=r"launch\.export runs in one process, .* start it once"):
-    processes.refuse_several("launch.export")
+    processes.refuse_several("resjax export")
   monkeypatch.setenv("JAX_NUM_PROCESSES", "1")
   monkeypatch.setenv("JAX_PROCESS_ID", "0")
-  processes.refuse_several("launch.export")
+  processes.refuse_several("resjax export")
 
 
 def test_errors_of_one_process_are_left_as_they_are():

@@ -88,7 +88,7 @@ def _draw(strategy: st.SearchStrategy[Case], count: int, seed: int) -> list[Case
   @options
   @hypothesis.given(strategy)
   def collect(case: Case) -> None:
-    found.setdefault((case.what, case.module, case.arguments), case)
+    found.setdefault((case.what, case.command, case.arguments), case)
 
   collect()
   return list(found.values())[:count]

@@ -22,15 +22,15 @@ _VALUES = ("-1", "abc", "", "None", "é", "[/x]", "a\nb", "--", "x" * 3000, "\x1
 @st.composite
 def flag(draw: st.DrawFn, original: Path) -> Case:
   """Draws a benchmark, and a flag that is out of range, of another type, or unknown."""
-  module = draw(st.sampled_from(sorted(_FLAGS)))
-  name, value = draw(st.sampled_from(_FLAGS[module])), draw(st.sampled_from(_VALUES))
+  command = draw(st.sampled_from(sorted(_FLAGS)))
+  name, value = draw(st.sampled_from(_FLAGS[command])), draw(st.sampled_from(_VALUES))
   if draw(st.integers(0, 5)) == 0:
     name = draw(st.sampled_from(["unknown", f"{name}x", ""]))
   return Case(
     kind="bench",
-    module=module,
+    command=command,
     arguments=(f"--{name}={value}",),
-    what=f"{module} --{name}={value[:40]!r}",
+    what=f"{command} --{name}={value[:40]!r}",
     names=(name or "--=", value[:20], "flag"),
     right=must_refuse,
   )

@@ -49,7 +49,7 @@ def damaged(draw: st.DrawFn, original: Path) -> Case:
   what = {"change": f"{name}: {changed.what}", "swap": f"{name} and {other} swapped"}
   return Case(
     kind="built_data",
-    module="launch.train",
+    command="train",
     arguments=originals.PASS,
     what=what.get(action, f"{action}: {name}"),
     damage=damage,

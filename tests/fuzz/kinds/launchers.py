@@ -20,99 +20,99 @@ _WORDS = (
   str(2**70), "1e400",
 )  # fmt: skip
 _USUAL = {
-  "launch.slurm": ("--name=run1",),
-  "launch.tpu": ("--name=run1", "--zone=us-west4-a", "--topology=v5litepod-16"),
-  "launch.gke": ("--name=run1", "--image=image", "--topology=v5litepod-16"),
-  "launch.local": ("--port=9999",),
+  "slurm": ("--name=run1",),
+  "tpu": ("--name=run1", "--zone=us-west4-a", "--topology=v5litepod-16"),
+  "gke": ("--name=run1", "--image=image", "--topology=v5litepod-16"),
+  "local": ("--port=9999",),
 }
 _FLAGS = {
-  "launch.slurm": ["name", "nodes", "gpus_per_node", "processes", "cpus_per_node", "hours",
+  "slurm": ["name", "nodes", "gpus_per_node", "processes", "cpus_per_node", "hours",
                    "partition", "account", "log_folder", "container", "env",
                    "grace_seconds", "option", "lines"],
-  "launch.tpu": ["name", "zone", "project", "topology", "num_slices", "tier", "runtime_version",
+  "tpu": ["name", "zone", "project", "topology", "num_slices", "tier", "runtime_version",
                  "service_account", "network", "subnetwork", "python", "extra", "env",
                  "shared_folder", "node", "worker", "lines", "stop_seconds", "poll_seconds"],
-  "launch.gke": ["name", "namespace", "image", "topology", "num_slices", "gpu", "num_nodes",
+  "gke": ["name", "namespace", "image", "topology", "num_slices", "gpu", "num_nodes",
                  "gpus_per_node", "queue", "service_account", "claim", "env", "max_restarts",
                  "grace_seconds", "lines", "slice", "host", "xpk_cluster", "zone", "project"],
-  "launch.local": ["num_processes", "port", "cpu_devices", "grace_seconds"],
+  "local": ["num_processes", "port", "cpu_devices", "grace_seconds"],
 }  # fmt: skip
 _ACTIONS = {
-  "launch.slurm": ["run"] * 4 + ["status", "delete", "logs", "x", ""],
-  "launch.tpu": ["run"] * 4 + ["create", "install", "logs", "status", "resume", "stop", "delete"],
-  "launch.gke": ["run"] * 4 + ["logs", "status", "delete", "x"],
-  "launch.local": [""],
+  "slurm": ["run"] * 4 + ["status", "delete", "logs", "x", ""],
+  "tpu": ["run"] * 4 + ["create", "install", "logs", "status", "resume", "stop", "delete"],
+  "gke": ["run"] * 4 + ["logs", "status", "delete", "x"],
+  "local": [""],
 }
 
 
 @st.composite
 def arguments(draw: st.DrawFn, original: Path) -> Case:
   """Draws words for a launcher under --dry_run; what it prints must be a script of those words."""
-  module = draw(st.sampled_from(sorted(_USUAL)))
-  action = draw(st.sampled_from(_ACTIONS[module]))
-  name = draw(st.sampled_from(_FLAGS[module]))
+  launcher = draw(st.sampled_from(sorted(_USUAL)))
+  action = draw(st.sampled_from(_ACTIONS[launcher]))
+  name = draw(st.sampled_from(_FLAGS[launcher]))
   word = draw(st.sampled_from(_WORDS))
   value = f"A={word}" if name == "env" and draw(st.booleans()) else word
   command = ["python", "-c", "pass", *draw(st.lists(st.sampled_from(_WORDS), max_size=3))]
   given = [action] if action else []
-  given += [*_USUAL[module], "--dry_run", f"--{name}={value}"]
-  secret = module != "launch.local" and draw(st.booleans())
+  given += [*_USUAL[launcher], "--dry_run", f"--{name}={value}"]
+  secret = launcher != "local" and draw(st.booleans())
   if secret:
     given += [
       f"--env={draw(st.sampled_from(['WANDB_API_KEY', 'MY_TOKEN', 'DB_PASSWORD']))}={_SECRET}"
     ]
-  if action in ("run", "resume") or module == "launch.local":
+  if action in ("run", "resume") or launcher == "local":
     given += ["--", *command]
   return Case(
     kind="launcher",
-    module=module,
+    command=launcher,
     arguments=tuple(given),
-    what=f"{module} {action} --{name}={value[:40]!r} {[word[:30] for word in command[3:]]}",
-    right=_right(module, command),
+    what=f"{launcher} {action} --{name}={value[:40]!r} {[word[:30] for word in command[3:]]}",
+    right=_right(launcher, command),
     writes=("out",),
   )
 
 
 _KNOWN = (
-  ("launch.slurm", "--account=x\n#SBATCH --wrap=bad", ()),
-  ("launch.slurm", "--partition=x\n#SBATCH --wrap=bad", ()),
-  ("launch.slurm", "--option=--x\n#SBATCH --wrap=bad", ()),
-  ("launch.slurm", "--log_folder=x\n#SBATCH --wrap=bad", ()),
-  ("launch.slurm", "--account=", ("a\nEND_OF_TASK\ntouch {place}/victim/new\nb",)),
-  ("launch.slurm", "--account=", ("a\nEND_OF_TEXT\ntouch {place}/victim/new\nb",)),
-  ("launch.slurm", f"--env=MY_API_KEY={_SECRET}", ()),
-  ("launch.slurm", "--env=A=$(touch {place}/victim/new)", ("$(touch {place}/victim/new)",)),
-  ("launch.tpu", "--project=", ("a\nEND_OF_COMMAND\ntouch {place}/victim/new\nb",)),
-  ("launch.tpu", "--project=", ("a\nEND_OF_TEXT\ntouch {place}/victim/new\nb",)),
-  ("launch.tpu", f"--env=WANDB_API_KEY={_SECRET}", ()),
-  ("launch.tpu", "--project=$(touch {place}/victim/new)", ("`touch {place}/victim/new`",)),
-  ("launch.gke", "--queue=", ("a\nEND_OF_TEXT\ntouch {place}/victim/new\nb",)),
-  ("launch.gke", f"--env=DB_PASSWORD={_SECRET}", ()),
-  ("launch.gke", "--image=x\nEND_OF_TEXT\ntouch {place}/victim/new", ()),
-  ("launch.local", "--port=9998", ("a\nb", "$(touch {place}/victim/new)", "'", "")),
+  ("slurm", "--account=x\n#SBATCH --wrap=bad", ()),
+  ("slurm", "--partition=x\n#SBATCH --wrap=bad", ()),
+  ("slurm", "--option=--x\n#SBATCH --wrap=bad", ()),
+  ("slurm", "--log_folder=x\n#SBATCH --wrap=bad", ()),
+  ("slurm", "--account=", ("a\nEND_OF_TASK\ntouch {place}/victim/new\nb",)),
+  ("slurm", "--account=", ("a\nEND_OF_TEXT\ntouch {place}/victim/new\nb",)),
+  ("slurm", f"--env=MY_API_KEY={_SECRET}", ()),
+  ("slurm", "--env=A=$(touch {place}/victim/new)", ("$(touch {place}/victim/new)",)),
+  ("tpu", "--project=", ("a\nEND_OF_COMMAND\ntouch {place}/victim/new\nb",)),
+  ("tpu", "--project=", ("a\nEND_OF_TEXT\ntouch {place}/victim/new\nb",)),
+  ("tpu", f"--env=WANDB_API_KEY={_SECRET}", ()),
+  ("tpu", "--project=$(touch {place}/victim/new)", ("`touch {place}/victim/new`",)),
+  ("gke", "--queue=", ("a\nEND_OF_TEXT\ntouch {place}/victim/new\nb",)),
+  ("gke", f"--env=DB_PASSWORD={_SECRET}", ()),
+  ("gke", "--image=x\nEND_OF_TEXT\ntouch {place}/victim/new", ()),
+  ("local", "--port=9998", ("a\nb", "$(touch {place}/victim/new)", "'", "")),
 )
 
 
 def known(original: Path) -> list[Case]:
   """Returns the words that are known to leave a script of a launcher, or to tell a secret."""
   found = []
-  for module, flag, words in _KNOWN:
+  for launcher, flag, words in _KNOWN:
     command = ["python", "-c", "pass", *words]
-    action = () if module == "launch.local" else ("run",)
-    given = (*action, *_USUAL[module], "--dry_run", flag, "--", *command)
+    action = () if launcher == "local" else ("run",)
+    given = (*action, *_USUAL[launcher], "--dry_run", flag, "--", *command)
     found.append(
       Case(
         kind="injection",
-        module=module,
+        command=launcher,
         arguments=given,
-        what=f"{module} run {flag!r} {list(words)}",
-        right=_right(module, command),
+        what=f"{launcher} run {flag!r} {list(words)}",
+        right=_right(launcher, command),
       )
     )
   return found
 
 
-def _right(module: str, command: list[str]):
+def _right(launcher: str, command: list[str]):
   """Returns the check of the printed text: it is a script, runs no word, and tells no secret."""
 
   def check(place: Place, done: Done) -> str:
@@ -124,7 +124,7 @@ def _right(module: str, command: list[str]):
     header = done.out.partition(b"#!/bin/bash\n")[2].partition(b"\nset ")[0]
     if b"\n#SBATCH --wrap" in header:
       return "a value became an option of sbatch"
-    if module == "launch.local":
+    if launcher == "local":
       words = [word.replace("{place}", str(place.folder)) for word in command]
       lines = shlex.split(done.out.decode(errors="surrogateescape"))
       if lines[-len(words) :] != words:

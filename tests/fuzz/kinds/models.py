@@ -22,7 +22,7 @@ def _case(draw: st.DrawFn, kind: str, file: str, changed: Mutation, tolerant: bo
   right: Check = ended_well if changed.plausible and tolerant else same("cuts")
   return Case(
     kind=kind,
-    module="launch.intervene",
+    command="intervene",
     arguments=originals.INTERVENE,
     what=f"{file}: {changed.what}",
     damage=replaced(f"hf/{file}", changed.content),
@@ -86,7 +86,7 @@ def tokenizer(draw: st.DrawFn, original: Path) -> Case:
   changed = draw(mutations.of_json(text, prefer=prefer))
   return Case(
     kind="tokenizer",
-    module="launch.generate",
+    command="generate",
     arguments=originals.GENERATE,
     what=f"run/tokenizer.json: {changed.what}",
     damage=replaced("run/tokenizer.json", changed.content),
@@ -97,12 +97,12 @@ def tokenizer(draw: st.DrawFn, original: Path) -> Case:
 
 @st.composite
 def sensitivity(draw: st.DrawFn, original: Path) -> Case:
-  """Draws a damaged file for launch.analyze --sensitivity."""
+  """Draws a damaged file for resjax analyze --sensitivity."""
   text = json.loads((original / "cuts.json").read_text())
   changed = draw(mutations.of_json(text, prefer=tuple(text)))
   return Case(
     kind="sensitivity",
-    module="launch.analyze",
+    command="analyze",
     arguments=(*originals.ANALYZE, "--sensitivity=cuts.json"),
     what=f"cuts.json: {changed.what}",
     damage=replaced("cuts.json", changed.content),

@@ -17,7 +17,7 @@ _PROMPTS = (
 
 @st.composite
 def prompt(draw: st.DrawFn, original: Path) -> Case:
-  """Draws prompts of launch.generate; the text that is printed begins with them."""
+  """Draws prompts of resjax generate; the text that is printed begins with them."""
   usual = st.text(st.characters(exclude_characters="\0"), max_size=30)
   text = draw(st.one_of(st.sampled_from(_PROMPTS), usual))
   more = draw(st.sampled_from([(), ("--prompt=b",), ("--stop=",), ("--temperature=0",)]))
@@ -29,7 +29,7 @@ def prompt(draw: st.DrawFn, original: Path) -> Case:
 
   return Case(
     kind="prompt",
-    module="launch.generate",
+    command="generate",
     arguments=(*originals.GENERATE, f"--prompt={text}", *more),
     what=f"prompt {text[:60]!r} {' '.join(more)}",
     names=("prompt", "stop", text[:20]),
@@ -62,28 +62,28 @@ def name(draw: st.DrawFn, original: Path) -> Case:
   source = ""
   match command:
     case "train":
-      module = "launch.train"
+      command = "train"
       arguments = originals.training(workdir=given, train__steps=2)
     case "generate":
-      source, module, arguments = (
+      source, command, arguments = (
         "run",
-        "launch.generate",
+        "generate",
         (f"--checkpoint={given}", "--num_tokens=2"),
       )
     case "export":
-      source, module = "run", "launch.export"
+      source, command = "run", "export"
       arguments = (f"--checkpoint={given}", "--out=out")
     case "analyze":
-      source, module = "run", "launch.analyze"
+      source, command = "run", "analyze"
       arguments = (f"--checkpoint={given}", *originals.ANALYZE[1:])
     case "collect":
-      module = "launch.sweep"
+      command = "sweep"
       config = f"--config={ROOT}/configs/ablations/compare.py"
       arguments = (config, f"--config.workdir={given}", "--collect")
     case "out":
-      module, arguments = "launch.analyze", (*originals.ANALYZE, f"--out={given}")
+      command, arguments = "analyze", (*originals.ANALYZE, f"--out={given}")
     case _:
-      source, module = "hf", "launch.analyze"
+      source, command = "hf", "analyze"
       arguments = (f"--hf={given}", *originals.ANALYZE[1:])
 
   def damage(place: Place) -> None:
@@ -93,7 +93,7 @@ def name(draw: st.DrawFn, original: Path) -> Case:
 
   return Case(
     kind="name",
-    module=module,
+    command=command,
     arguments=arguments,
     what=f"{command} of a folder named {given[:40]!r}",
     damage=damage,

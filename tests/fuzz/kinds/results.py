@@ -51,7 +51,7 @@ def ladder(draw: st.DrawFn, original: Path) -> Case:
     content = changed.content
   return Case(
     kind="ladder",
-    module="launch.ladder",
+    command="ladder",
     arguments=originals.LADDER,
     what=f"{name}: {changed.what}",
     damage=_replaced(name, content),
@@ -67,7 +67,7 @@ def plan(draw: st.DrawFn, original: Path) -> Case:
   changed = draw(mutations.of_json(json.loads((original / "planned" / "plan.json").read_text())))
   return Case(
     kind="plan",
-    module="launch.sweep",
+    command="sweep",
     arguments=originals.PLANNED,
     what=f"plan.json: {changed.what}",
     damage=_replaced("planned/plan.json", changed.content),
@@ -79,12 +79,12 @@ def plan(draw: st.DrawFn, original: Path) -> Case:
 
 @st.composite
 def retrieval(draw: st.DrawFn, original: Path) -> Case:
-  """Draws damaged results of launch.depth_retrieval, which adds to those that are there."""
+  """Draws damaged results of resjax depth_retrieval, which adds to those that are there."""
   text = json.loads((original / "retrieval" / "results.json").read_text())
   changed = draw(mutations.of_json(text, prefer=("cells", "setup")))
   return Case(
     kind="retrieval",
-    module="launch.depth_retrieval",
+    command="depth_retrieval",
     arguments=originals.RETRIEVAL,
     what=f"results.json: {changed.what}",
     damage=_replaced("retrieval/results.json", changed.content),

@@ -12,12 +12,12 @@ from tests.fuzz import mutations, originals
 from tests.fuzz.cases import Case, Check, Place
 from tests.fuzz.forks import Done
 
-_EXPORT = ("launch.export", originals.EXPORT)
-_GENERATE = ("launch.generate", originals.GENERATE)
-_COLLECT = ("launch.sweep", originals.COLLECT)
-_RESUME = ("launch.train", originals.training(train__steps=6))
+_EXPORT = ("export", originals.EXPORT)
+_GENERATE = ("generate", originals.GENERATE)
+_COLLECT = ("sweep", originals.COLLECT)
+_RESUME = ("train", originals.training(train__steps=6))
 _OF_RUN = (
-  "launch.intervene",
+  "intervene",
   ("--checkpoint=run", *originals.INTERVENE[1:], "--data=run"),
 )
 
@@ -53,13 +53,13 @@ def same(name: str) -> Check:
 def _one_of(draw: st.DrawFn, *commands: str) -> dict:
   """Draws one of some commands that read a run, with its check."""
   name = draw(st.sampled_from(commands))
-  module, arguments = {
+  command, arguments = {
     "export": _EXPORT, "generate": _GENERATE, "resumed": _RESUME, "run_cuts": _OF_RUN,
     "collect": _COLLECT,
   }[name]  # fmt: skip
   writes = {"resumed": ("run", "data"), "collect": ("sweep",)}.get(name, ("out",))
   right = fine if name in ("collect", "run_cuts") else same(name)
-  return {"module": module, "arguments": arguments, "right": right, "writes": writes}
+  return {"command": command, "arguments": arguments, "right": right, "writes": writes}
 
 
 def replaced(path: str, content: bytes) -> Callable[[Place], None]:
@@ -111,7 +111,7 @@ def summary(draw: st.DrawFn, original: Path) -> Case:
   command = _one_of(draw, "generate", "resumed", "run_cuts")
   return Case(
     kind="summary",
-    what=f"{path.name}: {changed.what} ({command['module']})",
+    what=f"{path.name}: {changed.what} ({command['command']})",
     damage=replaced(f"data/{path.name}", changed.content),
     names=names,
     **command,
@@ -135,7 +135,7 @@ def metrics(draw: st.DrawFn, original: Path) -> Case:
   command = _one_of(draw, "resumed", "collect")
   return Case(
     kind="metrics",
-    what=f"metrics.jsonl: {changed.what} ({command['module']})",
+    what=f"metrics.jsonl: {changed.what} ({command['command']})",
     damage=replaced("run/metrics.jsonl", content),
     names=("metrics.jsonl",),
     **command | {"right": fine},
@@ -189,7 +189,7 @@ def checkpoint(draw: st.DrawFn, original: Path) -> Case:
   command = _one_of(draw, "export", "generate", "resumed")
   return Case(
     kind="checkpoint",
-    what=f"checkpoint: {what.get(action, action)} ({command['module']})",
+    what=f"checkpoint: {what.get(action, action)} ({command['command']})",
     damage=damage,
     names=("checkpoint", "run"),
     **command,
@@ -246,17 +246,20 @@ def no_file(draw: st.DrawFn, original: Path) -> Case:
         target.symlink_to(place.outside / "new.txt")
 
   if name in ("cuts", "build"):
-    module = {"cuts": "launch.intervene", "build": "launch.build_dataset"}[name]
+    command = {
+      "cuts": "intervene",
+      "build": "build_dataset",
+    }[name]
     arguments = {"cuts": originals.INTERVENE, "build": originals.BUILD}[name]
     right = fine if "generation" in path or path.startswith("text") else same(name)
-    command = {"module": module, "arguments": arguments, "right": right}
+    command = {"command": command, "arguments": arguments, "right": right}
   else:
     command = _one_of(draw, name)
     if path.endswith((".lock", "metrics.jsonl")):
       command["right"] = fine
   return Case(
     kind="file_kind",
-    what=f"{kind} at {path} ({command['module']})",
+    what=f"{kind} at {path} ({command['command']})",
     damage=damage,
     names=(Path(path).name, path.split("/")[0]),
     **command,

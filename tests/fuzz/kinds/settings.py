@@ -60,16 +60,21 @@ def override(draw: st.DrawFn, original: Path) -> Case:
   if command == "build_dataset":
     if not key.startswith("config.data"):
       case["right"] = ended_well
-    return Case(module="launch.build_dataset", arguments=(*originals.BUILD, flag), **case)
+    return Case(command="build_dataset", arguments=(*originals.BUILD, flag), **case)
   if command == "sweep":
     sweep = (f"--config={ROOT}/configs/ablations/compare.py", flag, "--print_commands")
-    return Case(module="launch.sweep", arguments=sweep, **case | {"right": ended_well})
+    return Case(command="sweep", arguments=sweep, **case | {"right": ended_well})
   arguments = (*originals.training(workdir="out", train__steps=2), flag)
   if command == "real" and _small(value):
     # A run may lie wherever its user says, in the place of the case.
     named = (value.split("/")[0],) if key in ("config.workdir", "config.data.root") else ()
-    return Case(module="launch.train", arguments=arguments, writes=("out", "data", *named), **case)
-  return Case(module="launch.train", arguments=(*arguments, "--dry_run"), **case)
+    return Case(
+      command="train",
+      arguments=arguments,
+      writes=("out", "data", *named),
+      **case,
+    )
+  return Case(command="train", arguments=(*arguments, "--dry_run"), **case)
 
 
 def _small(value: str) -> bool:
@@ -139,10 +144,10 @@ _FILES = {
 def config_file(draw: st.DrawFn, original: Path) -> Case:
   """Draws a file for --config: one that fails, or a config with a hostile value in it."""
   how = draw(st.sampled_from(["value", "value", "value", "file", "file", "file", "place"]))
-  module, more = draw(
+  command, more = draw(
     st.sampled_from(
-      [("launch.train", ("--dry_run",)), ("launch.build_dataset", ()), ("launch.aot", ()),
-       ("launch.sweep", ("--print_commands",))]
+      [("train", ("--dry_run",)), ("build_dataset", ()), ("aot", ()),
+       ("sweep", ("--print_commands",))]
     )
   )  # fmt: skip
   name = "hostile.py"
@@ -152,7 +157,7 @@ def config_file(draw: st.DrawFn, original: Path) -> Case:
     what = draw(st.sampled_from(sorted(_FILES)))
     content = _FILES[what].encode("latin-1" if what == "latin-1" else "utf-8")
     if what.startswith("sweep"):
-      module, more = "launch.sweep", ("--print_commands",)
+      command, more = "sweep", ("--print_commands",)
   elif how == "place":
     what = name = draw(
       st.sampled_from(
@@ -175,7 +180,7 @@ def config_file(draw: st.DrawFn, original: Path) -> Case:
     body = f"{settings}  with c.ignore_type():\n    {key.replace('config.', 'c.', 1)} = {value}\n"
     content = (_HEAD + body + "  return c\ndef sweep(c):\n  yield 'a', {'seed': 1}\n").encode()
     right = _judge_value(key, value) if value in ("-1",) else ended_well
-    if module in ("launch.sweep", "launch.build_dataset"):
+    if command in ("sweep", "build_dataset"):
       right = ended_well
   content_given = how != "place"
 
@@ -185,43 +190,46 @@ def config_file(draw: st.DrawFn, original: Path) -> Case:
 
   return Case(
     kind="config_file",
-    module=module,
+    command=command,
     arguments=(f"--config={name}", *more),
-    what=f"{how}: {what} ({module})",
+    what=f"{how}: {what} ({command})",
     damage=damage,
     right=right,
   )
 
 
 _COMMANDS = {
-  "launch.generate": originals.GENERATE,
-  "launch.export": originals.EXPORT,
-  "launch.intervene": originals.INTERVENE,
-  "launch.analyze": originals.ANALYZE,
-  "launch.evaluate": (*originals.EVALUATE, "--text=own=text"),
-  "launch.inspect": originals.INSPECT,
-  "launch.build_dataset": originals.BUILD,
-  "launch.train": (*originals.training(), "--dry_run"),
-  "launch.sweep": (f"--config={ROOT}/configs/ablations/compare.py", "--print_commands"),
-  "launch.aot": originals.training(),
+  "generate": originals.GENERATE,
+  "export": originals.EXPORT,
+  "intervene": originals.INTERVENE,
+  "analyze": originals.ANALYZE,
+  "evaluate": (*originals.EVALUATE, "--text=own=text"),
+  "inspect": originals.INSPECT,
+  "build_dataset": originals.BUILD,
+  "train": (*originals.training(), "--dry_run"),
+  "sweep": (
+    f"--config={ROOT}/configs/ablations/compare.py",
+    "--print_commands",
+  ),
+  "aot": originals.training(),
 }
 _FLAGS = {
-  "launch.generate": ["num_tokens", "temperature", "top_k", "top_p", "stop", "seed", "num_samples",
+  "generate": ["num_tokens", "temperature", "top_k", "top_p", "stop", "seed", "num_samples",
                       "workdir", "bos"],
-  "launch.export": ["checkpoint", "out", "dtype", "shard_gb"],
-  "launch.intervene": ["alphas", "layers", "sites", "out", "hf", "data", "data_format",
+  "export": ["checkpoint", "out", "dtype", "shard_gb"],
+  "intervene": ["alphas", "layers", "sites", "out", "hf", "data", "data_format",
                        "data_field", "tokens", "seq_len", "batch_size", "fsdp", "tensor",
                        "checkpoint", "bos"],
-  "launch.analyze": ["out", "text", "every", "readings", "sensitivity", "hf", "data", "tokens",
+  "analyze": ["out", "text", "every", "readings", "sensitivity", "hf", "data", "tokens",
                      "seq_len", "batch_size", "checkpoint", "bos"],
-  "launch.evaluate": ["out", "text", "stride", "limit", "max_length", "bos", "hf", "checkpoint",
+  "evaluate": ["out", "text", "stride", "limit", "max_length", "bos", "hf", "checkpoint",
                       "batch_size", "data_format", "data_field"],
-  "launch.inspect": ["what", "out", "text", "answer", "corrupted", "every", "steps",
+  "inspect": ["what", "out", "text", "answer", "corrupted", "every", "steps",
                      "learning_rate", "hf", "checkpoint", "fsdp", "tensor", "bos"],
-  "launch.build_dataset": ["config", "x"],
-  "launch.train": ["profile_steps", "bringup_seconds", "heartbeat_seconds", "dry_run", "config"],
-  "launch.sweep": ["only", "config", "collect"],
-  "launch.aot": ["topology", "num_slices", "devices", "out"],
+  "build_dataset": ["config", "x"],
+  "train": ["profile_steps", "bringup_seconds", "heartbeat_seconds", "dry_run", "config"],
+  "sweep": ["only", "config", "collect"],
+  "aot": ["topology", "num_slices", "devices", "out"],
 }  # fmt: skip
 _FLAG_VALUES = (
   *_VALUES, "1:2", "5:1", "0:0", "-1:3", "1:x", ":", ",", "0,,1", "1,2,3", "-1,-2", "attention",
@@ -253,12 +261,12 @@ def _judge_flag(name: str, value: str) -> Check:
 @st.composite
 def flag(draw: st.DrawFn, original: Path) -> Case:
   """Draws a flag of a command with a hostile value, or one that the command does not have."""
-  module = draw(st.sampled_from(sorted(_COMMANDS)))
-  name = draw(st.sampled_from(_FLAGS[module]))
+  command = draw(st.sampled_from(sorted(_COMMANDS)))
+  name = draw(st.sampled_from(_FLAGS[command]))
   value = draw(st.sampled_from(_FLAG_VALUES))
   if name in _NOT_TRIED and not _small(value) and float(value) < 1e18:
     value = "-7"
-  words: tuple[str, ...] = () if module == "launch.aot" else (name, value[:40])
+  words: tuple[str, ...] = () if command == "aot" else (name, value[:40])
   given = f"--{name}={value}"
   if draw(st.integers(0, 9)) == 0:
     given, words = draw(st.sampled_from(["--unknown=1", "word", "-x", "--", "--=1", "---"])), ()
@@ -269,9 +277,9 @@ def flag(draw: st.DrawFn, original: Path) -> Case:
   return Case(
     kind="flag",
     damage=damage,
-    module=module,
-    arguments=(*_COMMANDS[module], given),
-    what=f"{module} {given[:80]!r}",
+    command=command,
+    arguments=(*_COMMANDS[command], given),
+    what=f"{command} {given[:80]!r}",
     names=words,
     right=_judge_flag(name, value) if given.startswith(f"--{name}=") else ended_well,
     writes=("out", value.split("/")[0]) if name == "out" else ("out",),

@@ -9,19 +9,19 @@ from tests.fuzz.cases import Case, Check, Place, must_refuse
 from tests.fuzz.kinds.runs import fine, same
 
 _READ_TEXT = {
-  "module": "launch.intervene",
+  "command": "intervene",
   "arguments": ("--checkpoint=run", *originals.INTERVENE[1:], "--data=run"),
 }
 _RESUME = {
-  "module": "launch.train",
+  "command": "train",
   "arguments": originals.training(train__steps=6),
   "writes": ("run", "data"),
 }
-_MODEL = {"module": "launch.intervene", "arguments": originals.INTERVENE}
-_EXPORT = {"module": "launch.export", "arguments": originals.EXPORT}
-_GENERATE = {"module": "launch.generate", "arguments": originals.GENERATE}
+_MODEL = {"command": "intervene", "arguments": originals.INTERVENE}
+_EXPORT = {"command": "export", "arguments": originals.EXPORT}
+_GENERATE = {"command": "generate", "arguments": originals.GENERATE}
 _BUILD = {
-  "module": "launch.build_dataset",
+  "command": "build_dataset",
   "arguments": (*originals.training(), "--config.data.seq_len=8"),
   "writes": ("data",),
 }
@@ -122,7 +122,7 @@ def _links() -> list[Case]:
         path.symlink_to(place.outside / target)
 
       found.append(
-        _case(f"{name} is a link to {target}, {command['module']}", damage, command, fine)
+        _case(f"{name} is a link to {target}, {command['command']}", damage, command, fine)
       )
   return found
 

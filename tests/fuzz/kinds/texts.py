@@ -111,12 +111,18 @@ def damaged(draw: st.DrawFn, original: Path) -> Case:
   encoding = draw(st.sampled_from(["auto", "auto", "jsonl", "parquet", "text"]))
   if encoding != "auto":
     right = ended_well
-  module = draw(
-    st.sampled_from([*["launch.build_dataset"] * 2, "launch.intervene", "launch.evaluate"])
+  command = draw(
+    st.sampled_from(
+      [
+        *["build_dataset"] * 2,
+        "intervene",
+        "evaluate",
+      ]
+    )
   )
-  if module == "launch.intervene":
+  if command == "intervene":
     arguments = (*originals.INTERVENE, f"--data={source}", f"--data_format={encoding}")
-  elif module == "launch.evaluate":
+  elif command == "evaluate":
     arguments = (*originals.EVALUATE, f"--text=own={source}", f"--data_format={encoding}")
   else:
     prefix = "--config.data.corpora.stdlib"
@@ -128,9 +134,9 @@ def damaged(draw: st.DrawFn, original: Path) -> Case:
 
   return Case(
     kind="text",
-    module=module,
+    command=command,
     arguments=arguments,
-    what=f"{form} {what} as {encoding} ({module}{', beside others' if beside else ''})",
+    what=f"{form} {what} as {encoding} ({command}{', beside others' if beside else ''})",
     damage=damage,
     names=(name, source, "source", "field", "text"),
     right=right,
@@ -148,7 +154,7 @@ def tokens(draw: st.DrawFn, original: Path) -> Case:
   changed = draw(mutations.of_bytes(valid))
   return Case(
     kind="tokens",
-    module="launch.evaluate",
+    command="evaluate",
     arguments=(*originals.EVALUATE, f"--text=own={convention}:hostile.bin"),
     what=f"{convention}: {changed.what}",
     damage=lambda place: place.path("hostile.bin").write_bytes(changed.content) and None,

@@ -1,0 +1,16 @@
+from . import analyze as analyze
+from . import build_dataset as build_dataset
+from . import depth_retrieval as depth_retrieval
+from . import evaluate as evaluate
+from . import export as export
+from . import generate as generate
+from . import inspect as inspect
+from . import intervene as intervene
+from . import ladder as ladder
+from . import report as report
+from . import sweep as sweep
+from . import sweep_runs as sweep_runs
+from . import sweep_tuning as sweep_tuning
+from . import train as train
+from . import train_together as train_together
+from .train import run as run

@@ -1,0 +1,135 @@
+"""Measures what a trained model loses when its residual path is cut, layer by layer.
+
+  resjax intervene --checkpoint=runs/tiny --alphas=0,0.25,0.5 --out=runs/tiny/cuts.json
+  resjax intervene --hf=FOLDER --data=text.jsonl --layers=-3,-2,-1 --sites=mlp --out=FILE
+
+At one layer after another the sites of --sites become x ← alpha x + f(x); all others stay as they
+are, and nothing is trained. The command prints loss and switch of every layer and alpha, and writes
+the figures as JSON, which `resjax analyze --sensitivity=FILE` draws.
+configs/ablations/finetune_cuts.py trains from such cuts. The same command in several processes
+measures together; see `resjax.base.processes.initialize`.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+from absl import flags
+from rich.console import Console
+from rich.progress import Progress
+
+from resjax.base import Location, locations, processes, terminal
+from resjax.cli import command, text_flags
+from resjax.study import TrainedModel
+from resjax.study.analysis import Alignment, Sensitivity, check_supported, interventions
+
+_Number = TypeVar("_Number", int, float)
+
+_ALPHAS = flags.DEFINE_list("alphas", ["0", "0.25", "0.5"], "Factors of the stream at a cut.")
+_LAYERS = flags.DEFINE_list("layers", [], "Layers to cut; -1 is the last; default: all.")
+_SITES = flags.DEFINE_list("sites", [], "Sites of a layer that are cut together; default: all.")
+_ALIGNMENT = flags.DEFINE_bool("alignment", True, "Also measure the alignment, which is slower.")
+_OUT = flags.DEFINE_string("out", None, "JSON file to write the figures to.")
+
+
+def main() -> None:
+  """Measures the model of the command line."""
+  command.join()
+  out = _out()
+  alphas, layers = _numbers(_ALPHAS, float), _numbers(_LAYERS, int)
+  if len(text_flags.CHECKPOINTS.value) + len(text_flags.FOLDERS.value) > 1:
+    raise ValueError("several models; give one --checkpoint or one --hf")
+  (model,) = text_flags.load()
+  found = _measure(model, alphas, layers)
+  if jax.process_index() == 0:
+    console = terminal.console()
+    show(found, console)
+    locations.write_text(out, found.to_json())
+    console.print(str(out), markup=False, highlight=False, soft_wrap=True)
+  processes.shutdown()
+
+
+def _measure(model: TrainedModel, alphas: list[float], layers: list[int]) -> Sensitivity:
+  check_supported(model.decoder)  # before the text, which may take minutes
+  text = text_flags.read_text(model)
+  console = terminal.console(stderr=True, quiet=jax.process_index() != 0)
+  with Progress(console=console, transient=True) as bar:
+    task = bar.add_task("evaluating", total=None)
+    return interventions.sensitivity(
+      model.decoder,
+      text,
+      model=model.name,
+      alphas=alphas,
+      layers=layers,
+      sites=_SITES.value,
+      alignment=_ALIGNMENT.value,
+      progress=lambda done, total: bar.update(task, completed=done, total=total),
+    )
+
+
+def show(found: Sensitivity, console: Console) -> None:
+  """Prints the additional loss of every layer and alpha, and the layer of the switch."""
+  difference = found.loss - found.baseline_loss
+  console.print(_table(found, [[f"{value:+.4f}" for value in row] for row in difference]))
+  terminal.say(
+    console,
+    f"{found.model} ({found.residual}) on {found.num_tokens:,} tokens of {found.corpus}: loss "
+    f"{found.baseline_loss:.4f} nats per token; above it with x ← alpha x + f(x) at "
+    f"{' and '.join(found.sites)} of one layer",
+  )
+  if found.prefix:
+    terminal.say(console, found.prefix)
+  if found.baseline_alignment is not None:
+    rows = [[_switch(alignment) for alignment in row] for row in found.alignments]
+    console.print(_table(found, rows))
+    terminal.say(
+      console,
+      f"switch: after which layer the next token stays before the input token; -: none, ?: not "
+      f"localised; {_switch(found.baseline_alignment)} in the model as it is",
+    )
+
+
+def _table(found: Sensitivity, rows: list[list[str]]) -> terminal.Table:
+  table = terminal.Table(numbers=("layer", *(f"alpha {alpha:g}" for alpha in found.alphas)))
+  for layer, row in zip(found.layers, rows, strict=True):
+    table.add_row(str(layer), *row)
+  return table
+
+
+def _switch(alignment: Alignment) -> str:
+  """Returns the layer of the switch, `-` if there is none, or `?` if it is not localised."""
+  (groups,) = alignment.readings.values()
+  switch = groups["all"].switch
+  if switch is None or switch.index is None:
+    return "-" if switch is None or switch.is_localised else "?"
+  layer = alignment.positions[switch.index].layer
+  return "embedding" if layer < 0 else str(layer)
+
+
+def _out() -> Location:
+  """Returns the file of --out, whose folder is made and can be written."""
+  if not _OUT.value:
+    raise ValueError("no file for the figures; give one, for example --out=runs/cuts.json")
+  out = locations.path(_OUT.value, "--out", writable=True)
+  if jax.process_index() == 0:
+    locations.make_folder(out.parent, "--out")
+  if out.is_dir():
+    raise ValueError(f"--out={out} is a folder; give a file, for example {out / 'cuts.json'}")
+  return out
+
+
+def _numbers(flag: flags.FlagHolder, kind: Callable[[str], _Number]) -> list[_Number]:
+  try:
+    return [kind(item) for item in flag.value]
+  except ValueError:
+    given = ",".join(flag.value)
+    raise ValueError(
+      f"--{flag.name}={given} must be numbers with commas between them, such as 0,1"
+    ) from None
+
+
+run = functools.partial(command.run, main)
+
+if __name__ == "__main__":
+  run()

@@ -1,0 +1,58 @@
+"""Flags of the commands that measure trained models on one text: which models, which text."""
+
+import dataclasses
+
+from absl import flags
+
+from resjax.cli import model_flags
+from resjax.cli.actions import loading
+from resjax.cli.model_flags import BATCH_SIZE, CHECKPOINTS, FOLDERS
+from resjax.data import FORMATS, MeasuredText, prefix
+from resjax.study import TrainedModel
+
+__all__ = ["CHECKPOINTS", "FOLDERS", "load", "read_text"]
+
+_DATA = flags.DEFINE_string(
+  "data",
+  None,
+  "Folder of a run, for the validation split of its corpora; or python-stdlib, a file, folder or "
+  "glob of text, JSON or Parquet, or tfds:NAME[/CONFIG]. Default: the first --checkpoint.",
+)
+_FORMAT = flags.DEFINE_enum(
+  "data_format", "auto", FORMATS, "Format of files; auto: by what they hold."
+)
+_FIELD = flags.DEFINE_string(
+  "data_field", "text", "Field of JSON, column of Parquet or feature of TFDS that holds the text."
+)
+_TOKENS = flags.DEFINE_integer("tokens", 16384, "Most tokens of the text.", lower_bound=2)
+_SEQ_LEN = flags.DEFINE_integer(
+  "seq_len", 0, "Tokens in a row; 0: as many as in training, for --hf at most 1024.", lower_bound=0
+)
+_BOS = flags.DEFINE_enum(
+  "bos", "auto", prefix.RULES, "Whether something stands in front of texts; auto: by the tokenizer."
+)
+
+
+def load() -> list[TrainedModel]:
+  """Returns the models of the command line, see `model_flags.load`."""
+  return [dataclasses.replace(one, bos=_BOS.value) for one in model_flags.load()]
+
+
+def read_text(model: TrainedModel) -> MeasuredText:
+  """Returns the text of --data, encoded with the tokenizer of a model.
+
+  Raises:
+    ValueError: there is no text, or less than two tokens of it.
+  """
+  data = _DATA.value or next(iter(CHECKPOINTS.value), None)
+  if data is None:
+    raise ValueError("no text; give --data a file, a folder, the folder of a run, or python-stdlib")
+  return loading.read_text(
+    model,
+    data,
+    max_tokens=_TOKENS.value,
+    batch_size=BATCH_SIZE.value,
+    seq_len=_SEQ_LEN.value,
+    form=_FORMAT.value,
+    field=_FIELD.value,
+  )
