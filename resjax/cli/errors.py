@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from absl import flags
 
-import resjax
 from resjax.base import locations, processes, redaction
 from resjax.cli import shipped
 
@@ -26,7 +25,7 @@ _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 # Where files are that no user has written.
 _LIBRARIES = (
   *map(sysconfig.get_path, ("stdlib", "platstdlib")),
-  *resjax.__path__,
+  Path(__file__).parents[1],
   shipped.root() / "launch",
 )
 

@@ -30,7 +30,7 @@ _MESH = {
 
 def layout() -> Layout:
   """Returns the layout over all devices that the flags describe."""
-  sharding = settings.read_config("base").sharding.to_dict()
+  sharding = settings.read_config("base", {}).sharding.to_dict()
   rules = ShardingConfig(_RULES, Rules(**sharding[_RULES]))
   mesh = MeshConfig(**{axis: flag.value for axis, flag in _MESH.items()})
   return make_layout(mesh, rules)

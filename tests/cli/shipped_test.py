@@ -31,11 +31,10 @@ def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
 
 
 def test_every_command_is_listed():
-  modules = [path for path in (ROOT / "launch").glob("*.py") if "cli.run" in path.read_text()]
+  files = [*(ROOT / "launch").glob("*.py"), *(ROOT / "resjax/cli/commands").glob("*.py")]
+  modules = [path for path in files if "command.run" in path.read_text()]
   packages = [path.parent for path in (ROOT / "launch").glob("*/__main__.py")]
-  assert sorted(path.stem for path in modules + packages if path.stem != "cli") == sorted(
-    name for name in NAMES if name != "completion"
-  )
+  assert sorted(path.stem for path in modules + packages) == sorted({*NAMES} - {"completion"})
   page = (ROOT / "docs/commands.md").read_text()
   assert not [name for name in NAMES if f"| `resjax {name} " not in page]
 

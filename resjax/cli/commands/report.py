@@ -56,7 +56,7 @@ def _kind(folder: Location) -> Callable[[Location], str]:
   if not folder.exists():
     raise ValueError(f"there is no folder {folder}; name one of a run or of a sweep")
   if (folder / workdir.RECORD).exists():
-    return lambda place: run_page.page(place, settings.read_config("base").to_dict())
+    return lambda place: run_page.page(place, settings.read_config("base", {}).to_dict())
   if (folder / table.FILE_NAME).exists():
     return sweep_page.page
   raise ValueError(
