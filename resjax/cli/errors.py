@@ -86,7 +86,9 @@ def users_place(error: BaseException, further: Iterable[tuple[str, int | None]] 
 def _is_users(file: str) -> bool:
   place = Path(file).resolve()
   installed = {"site-packages", "dist-packages"} & set(place.parts)
-  return place.is_file() and not installed and not any(map(place.is_relative_to, _LIBRARIES))
+  return (
+    place.is_file() and not installed and not any(place.is_relative_to(root) for root in _LIBRARIES)
+  )
 
 
 def one_line(text: str) -> str:

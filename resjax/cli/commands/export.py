@@ -13,8 +13,7 @@ import math
 
 from absl import flags
 
-import resjax
-from resjax.base import processes
+from resjax.base import __version__, processes
 from resjax.cli import command
 from resjax.interop import huggingface
 from resjax.interop.huggingface import DTYPES, SERVERS
@@ -75,7 +74,7 @@ def _facts(run: Run, saved: restore.Saved) -> dict[str, object]:
     "data": ", ".join(name for name, _ in run.data.corpora),
     "optimizer": f"{run.optim.name}, learning rate {run.optim.learning_rate:g}",
     "seed": run.seed,
-    "written by": f"resjax {resjax.__version__}",
+    "written by": f"resjax {__version__}",
   }
 
 

@@ -147,8 +147,8 @@ def _with_imports(path: Path, seen: set[Path]) -> set[Path]:
     return seen
   seen.add(path)
   for node in ast.walk(ast.parse(path.read_text())):
-    module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-    if f"{module}.".startswith(("launch.", "resjax.cli.")):
+    module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+    if isinstance(node, ast.ImportFrom) and f"{module}.".startswith(("launch.", "resjax.cli.")):
       root = _LAUNCH.parent if module.startswith("launch") else _COMMANDS.parents[2]
       place = root.joinpath(*module.split("."))
       for file in (place.with_suffix(".py"), *(place / f"{name.name}.py" for name in node.names)):

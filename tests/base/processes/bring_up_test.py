@@ -62,7 +62,7 @@ def test_what_is_for_one_process_refuses_several(monkeypatch):
   processes.refuse_several("resjax export")
   for name, value in {ADDRESS: "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}.items():
     monkeypatch.setenv(name, value)
-  with pytest.raises(ValueError, match="resjax export runs in one process, .* start it once"):
+  with pytest.raises(ValueError, match=r"resjax export runs in one process, .* start it once"):
     processes.refuse_several("resjax export")
   monkeypatch.setenv("JAX_NUM_PROCESSES", "1")
   monkeypatch.setenv("JAX_PROCESS_ID", "0")
