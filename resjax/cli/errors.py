@@ -24,7 +24,7 @@ _DAMAGED = (EOFError, zlib.error, lzma.LZMAError)
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 # Where files are that no user has written.
 _LIBRARIES = (
-  *map(sysconfig.get_path, ("stdlib", "platstdlib")),
+  *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")),
   Path(__file__).parents[1],
   shipped.root() / "launch",
 )
