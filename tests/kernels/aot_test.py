@@ -17,7 +17,7 @@ from tests.helpers import layouts
 from tests.helpers.libtpu import needs_libtpu
 
 pytestmark = pytest.mark.usefixtures("no_tpu")
-PASSES = "forward", "backward"
+DIRECTIONS = "forward", "backward"
 
 
 def check(chip, case):
@@ -29,7 +29,7 @@ def check(chip, case):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("name", DIRECTIONS)
 @pytest.mark.parametrize("chip", TPU_CHIPS)
 def test_add_norm_and_bank_threaded(chip, name):
   check(chip, KernelCase(name, True, num_tokens=1024, num_banked=6))
@@ -37,7 +37,7 @@ def test_add_norm_and_bank_threaded(chip, name):
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("name", DIRECTIONS)
 @pytest.mark.parametrize("chip", TPU_CHIPS)
 @pytest.mark.parametrize(
   "sizes",

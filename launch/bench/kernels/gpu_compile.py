@@ -31,7 +31,7 @@ from resjax.kernels.depth_attention.mosaic_gpu import obstacles
 from resjax.kernels.mosaic_gpu import GpuTiles
 
 KINDS = ("direct", "block", "merge", "streams", "gated")
-PASSES = ("forward", "backward")
+DIRECTIONS = ("forward", "backward")
 _OF_STREAMS = {"streams": gpu_stream_kernels, "gated": gpu_gated_kernels}
 # Forms of a kind: fused, banked, threaded. In a decoder under a scan all three hold.
 _FORMS = {
@@ -135,7 +135,7 @@ def cases(widths: Sequence[int], kinds: Sequence[str] = KINDS) -> Iterator[Kerne
   """
   for width in widths:
     for kind in kinds:
-      for name in _OF_STREAMS[kind].NAMES if kind in _OF_STREAMS else PASSES:
+      for name in _OF_STREAMS[kind].NAMES if kind in _OF_STREAMS else DIRECTIONS:
         for fused, banked, threaded in _FORMS[kind]:
           if name != "forward" or kind == "merge" or banked or not threaded:
             yield KernelCase(kind, name, width, fused, banked, threaded)
