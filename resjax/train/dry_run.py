@@ -1,14 +1,13 @@
 """Shows what a run would do, without building data, arrays or files."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 from rich.console import Console
 
 from resjax.base import PyTree, terminal
 from resjax.data import source_check
+from resjax.study import config_tree
 from resjax.train import program, run_tables
 from resjax.train.runs.config import Run
 
@@ -20,34 +19,13 @@ def dry_run(run: Run, console: Console | None = None) -> None:
   """
   console = console or terminal.console()
   planned = program.build(run)
-  lines = [f"{key} = {value!r}" for key, value in settings(run.resolved)]
+  settings = config_tree.flat(run.resolved)
+  lines = [f"config.{key} = {settings[key]!r}" for key in config_tree.in_use(run.resolved)]
   console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
   run_tables.show_model(planned.model, run, run_tables.model_costs(planned.model, run), console)
   run_tables.show_compiler_options(run, console)
   _show_step(run, planned, console)
   _show_sources(run, console)
-
-
-def settings(resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-  """Yields the name config.KEY and the value of each setting.
-
-  Only the settings of the chosen combinator and set of sharding rules are included.
-  """
-  chosen = {
-    ("model", "residual"): resolved["model"]["residual"]["name"],
-    ("sharding",): resolved["sharding"]["name"],
-  }
-
-  def walk(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-      if path in chosen and key not in ("name", chosen[path]):
-        continue
-      if isinstance(value, Mapping) and value:
-        yield from walk(value, (*path, key))
-      else:
-        yield ".".join(("config", *path, key)), value
-
-  return walk(resolved, ())
 
 
 def bytes_per_device(tree: PyTree) -> int:

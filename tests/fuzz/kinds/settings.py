@@ -9,6 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from configs import base
+from resjax import combinators
+from resjax.study import config_tree
 from tests.fuzz import originals
 from tests.fuzz.cases import Case, Check, Place, ended_well, must_refuse
 from tests.fuzz.forks import ROOT, Done
@@ -36,7 +38,10 @@ def _leaves(values: dict[str, Any], prefix: str = "config") -> dict[str, Any]:
   return found
 
 
-_LEAVES = _leaves(base.get_config().to_dict())
+_CONFIG = base.get_config()
+for _name in combinators.names(shipped=True):
+  config_tree.add_system(_CONFIG.model.residual, _name)
+_LEAVES = _leaves(_CONFIG.to_dict())
 
 
 @st.composite

@@ -66,6 +66,9 @@ def test_expand_applies_overrides_to_copies():
   [
     ([("a", {"optim.learning_rat": 1.0})], "run 'a': 'optim.learning_rat' is not a setting; did "),
     ([("a", {"model.residual.name.x": 1})], "is not a setting"),
+    ([("a", {"model.residual.gat.kappa": 1.0})], "run 'a': .*residual.gat is not .* mean 'gate'"),
+    ([("a", {"model.residual.gate.kapa": 1.0})], "'model.residual.gate.kapa' is not .*gate.kappa"),
+    ([("a", {"model.residual.gate.kappa": "x"})], "run 'a': .*kappa"),
     ([("a", {"model": {}})], "run 'a': 'model' is not a setting"),
     ([("a", {"train.steps": "many"})], "run 'a': .*steps"),
     ([("a", {}), ("a", {"seed": 1})], "two runs named 'a'"),

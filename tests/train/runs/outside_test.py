@@ -1,14 +1,17 @@
 """Combinators of other packages in configs, runs and sweeps."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from configs import tiny
 from resjax import combinators
 from resjax.combinators import outside, registry
 from resjax.study.sweeps.runs import expand
 from resjax.train import experiment
+from resjax.train.dry_run import dry_run
 from tests.helpers import outside_packages, trained
 from tests.helpers.runs import write_text
 
@@ -71,6 +74,12 @@ def test_options_are_typed_and_checked_as_those_inside(echo):
   ):
     with pytest.raises(ValueError, match=message):
       experiment.build(own(name, **options))
+
+
+def test_a_dry_run_shows_the_options(echo):
+  out = io.StringIO()
+  dry_run(experiment.build(own("resjax_echo:Echo", decay=0.25)), Console(file=out, width=160))
+  assert "config.model.residual.Echo.decay = 0.25" in out.getvalue()
 
 
 @pytest.mark.parametrize("name", ["nowhere:Mine", "json:dumps", "mine:"])
