@@ -9,6 +9,7 @@ import re
 
 from resjax import combinators
 from tests.helpers.fakes import ROOT
+from tests.imports_test import ALLOWED
 
 SITE = ROOT / "docs" / "site"
 
@@ -32,6 +33,18 @@ def test_pictures_show_every_system():
     )  # what a telephone shows of a page
     longest = max(len(text) for text in re.findall(r">([^<>]+)</text>", drawn))
     assert longest <= 26  # what fits into the widest box
+
+
+def test_the_picture_of_all_rooms_has_them_in_the_order_of_imports():
+  rooms = site_module("rooms")
+  height = {name.strip("*"): -floor for floor, names in enumerate(rooms.FLOORS) for name in names}
+  assert set(height) == set(ALLOWED)
+  for room, below in ALLOWED.items():
+    assert all(height[room] > height[other] for other in below), room
+  drawn = rooms.svg()
+  assert (ROOT / "docs" / "rooms.svg").read_text() == drawn, "run python docs/site/rooms.py"
+  for names in rooms.FLOORS:  # what fits into the boxes
+    assert all(len(what) * len(names) <= 72 for what in names.values()), names
 
 
 def test_gallery_has_every_system(monkeypatch):

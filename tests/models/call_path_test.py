@@ -10,7 +10,6 @@ import pytest
 from configs import tiny
 from resjax.nn import attention
 from resjax.train import experiment, program
-from tests.imports_test import ALLOWED
 
 ROOT = Path(__file__).parents[2]
 # Combinator, mark of its own lines in the document, most calls.
@@ -68,13 +67,3 @@ def test_the_files_that_the_document_names_exist():
   named = set(re.findall(r"(?:resjax|configs|launch|tests)/[\w/]+(?:\.py|/)(?![\w/])", text))
   assert len(named) > 15
   assert [path for path in sorted(named) if "NAME" not in path and not (ROOT / path).exists()] == []
-
-
-def test_rooms_of_the_document_are_in_the_order_of_imports():
-  text = (ROOT / "docs" / "architecture.md").read_text().partition("## Rooms")[2]
-  lines = [line[1:37].split() for line in text.splitlines() if line.startswith(" ")]
-  height = {room.strip("/"): -number for number, rooms in enumerate(lines) for room in rooms}
-  parts = set(ALLOWED) - {"__init__"}
-  assert parts <= set(height)
-  for part in parts:
-    assert all(height[part] > height[other] for other in ALLOWED[part] & parts), part
