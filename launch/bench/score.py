@@ -22,6 +22,7 @@ from flax import nnx
 from configs import base
 from launch.bench.kernels import timing
 from launch.bench.report import write_report
+from resjax.base import PyTree
 from resjax.cli import command
 from resjax.models import Decoder, loss_sums
 from resjax.study.evaluation import Scored, Scorer
@@ -80,7 +81,13 @@ def _plain(decoder: Decoder) -> Callable[[], object]:
   batch = {"inputs": rows[:, :-1], "targets": rows[:, 1:], "positions": place}
   batch["segment_ids"] = jnp.ones(shape, jnp.int32)
   graphdef, state = nnx.split(decoder)
-  run = jax.jit(lambda state, batch: loss_sums(nnx.merge(graphdef, state), batch, CHUNK).nats)
+
+  @jax.jit
+  def run(state: PyTree, batch: dict[str, jax.Array]) -> jax.Array:
+    model = nnx.merge(graphdef, state)
+    hidden = model(batch["inputs"], batch["segment_ids"], batch["positions"])
+    return loss_sums(model, hidden, batch, CHUNK).nats
+
   return lambda: jax.block_until_ready([run(state, batch) for _ in range(_BATCHES.value)])
 
 

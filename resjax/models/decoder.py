@@ -13,36 +13,22 @@ from jax import lax
 from resjax import combinators
 from resjax.base import Array, PyTree, wide_dtype
 from resjax.base.sharding import Layout
-from resjax.combinators import OUTPUT, Norms
-from resjax.kernels.self_attention import Window
+from resjax.combinators import OUTPUT
 from resjax.models import depth
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import DecodeCache, FirstTokens, TokensInCache, TokensInRows
-from resjax.models.layer import Layer, check_norm_gate, decoder_norm
-from resjax.models.values import ValueMixing, ValueParameters, ValueRows
-from resjax.nn import Embedding, Identity, Keys, KeyValues, Rotation
+from resjax.models.layer import (
+  Branches,
+  Layer,
+  LayerContext,
+  LayerRows,
+  check_norm_gate,
+  decoder_norm,
+)
+from resjax.models.values import ValueMixing, ValueParameters
+from resjax.nn import Embedding, Identity, Keys, KeyValues
 
 T = TypeVar("T")
-
-
-class _Rows(NamedTuple):
-  """What differs from layer to layer: arrays with a leading axis L, or one layer's row of them."""
-
-  layer: PyTree  # the parameters of a `Layer`
-  values: ValueRows
-  window: Array | None  # the attention's window, as index into the different ones
-  rope: Array | None  # its rotation, likewise
-  past: dict[str, KeyValues]  # the keys and values of a `DecodeCache`; empty without one
-
-
-class _Context(NamedTuple):
-  """What the branches of all layers read."""
-
-  first_values: Array | None  # the values of the first layer [B, T, K, C], for the value residual
-  tokens: TokensInRows | FirstTokens | TokensInCache
-  lengths: Array | None = None  # of the documents of the tokens [B, T], where they decide rotations
-  bank: KeyValues | None = None  # of earlier layers, for the mix over depth
-  seen: PyTree = None  # what a probe reads
 
 
 class Probed(NamedTuple):
@@ -162,7 +148,7 @@ class Decoder(nnx.Module):
       seen: arrays that the probe may read.
     """
 
-    def collect(visits: Sequence[depth.SiteVisit], context: _Context) -> PyTree:
+    def collect(visits: Sequence[depth.SiteVisit], context: LayerContext) -> PyTree:
       return probe(visits, context.seen)
 
     place = self._place(tokens, segment_ids, positions)
@@ -198,37 +184,29 @@ class Decoder(nnx.Module):
     windows, window = _different(self.config.layer_windows)
     ropes, rope = _different(self.config.layer_ropes)
     values = self._values()
-
-    def branch(row: _Rows, site: str, views: combinators.Views, context: _Context) -> tuple:
-      mixers = values.mixers(row.values, context.first_values, context.bank)
-      layer = nnx.merge(graphdef, row.layer)
-      window, rotation = Window(windows, row.window), Rotation(ropes, row.rope, context.lengths)
-      return layer(site, views, context.tokens, row.past, mixers, window, rotation)
-
-    def pre_norms(row: _Rows, site: str) -> Norms:
-      return nnx.merge(graphdef, row.layer).pre_norms(site)
+    branches = Branches(graphdef, values, windows, ropes)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def first_values(
-      rows: _Rows, x: Array, context: _Context, tokens: combinators.TokenContext
+      rows: LayerRows, x: Array, context: LayerContext, tokens: combinators.TokenContext
     ) -> Array:
       views = depth.first_views(
         self.combinator,
         rows,
         x,
-        branch,
+        branches,
         self.config.attention_site,
-        pre_norms=pre_norms,
+        pre_norms=branches.pre_norms,
         context=context,
         tokens=tokens,
       )
-      first = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[0], rows.layer))
+      first = branches.layer(jax.tree.map(lambda leaf: leaf[0], rows))
       return first.values(self.config.attention_site, views)
 
-    rows = _Rows(layers, values.rows(), window, rope, past or {})
+    rows = LayerRows(layers, values.rows(), window, rope, past or {})
     x = self.embed(tokens, place.positions)
     x = self.layout.constrain(x, "batch", "tokens", "embed")
-    context = _Context(None, place)
+    context = LayerContext(None, place)
     if self.config.short_lengths:
       lengths = _document_lengths(place.positions, place.segment_ids)
       context = context._replace(lengths=lengths)
@@ -237,8 +215,8 @@ class Decoder(nnx.Module):
     return {
       "layers": rows,
       "x": x,
-      "branch": branch,
-      "pre_norms": pre_norms,
+      "branch": branches,
+      "pre_norms": branches.pre_norms,
       "relay": _relay(values, x),
       "context": context,
       "tokens": token_context,
@@ -308,7 +286,7 @@ class Decoder(nnx.Module):
   ) -> tuple[Array, DecodeCache]:
     """Runs new tokens only, as `decode` does if no earlier token has to be computed again."""
 
-    def keep(visits: Sequence[depth.SiteVisit], _: _Context) -> dict[str, KeyValues | None]:
+    def keep(visits: Sequence[depth.SiteVisit], _: LayerContext) -> dict[str, KeyValues | None]:
       return {visit.site: visit.kept[0] for visit in visits}
 
     token_context = combinators.TokenContext(segment_ids, cache.combinator)
@@ -393,10 +371,10 @@ def _relay(values: ValueMixing, x: Array) -> depth.Relay | None:
   if bank is None:
     return None
 
-  def give(context: _Context, bank: KeyValues) -> _Context:
+  def give(context: LayerContext, bank: KeyValues) -> LayerContext:
     return context._replace(bank=bank)
 
-  def take(row: _Rows, visits: Sequence[depth.SiteVisit], bank: KeyValues) -> KeyValues:
+  def take(row: LayerRows, visits: Sequence[depth.SiteVisit], bank: KeyValues) -> KeyValues:
     return values.stored(row.values, visits, bank)
 
   return depth.Relay(bank, give, take)

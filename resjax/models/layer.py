@@ -1,29 +1,30 @@
-"""The branches of one layer of a decoder."""
+"""The sublayers of a decoder's layer, and the branches that run them."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
 
 from resjax import combinators
-from resjax.base import Array
+from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
 from resjax.combinators import Norms, PreNorm
-from resjax.kernels.self_attention import ALL_EARLIER, Window
+from resjax.kernels.self_attention import Window
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import FirstTokens, TokensInCache, TokensInRows
+from resjax.models.values import ValueMixing, ValueRows
 from resjax.nn import (
   MLP,
-  NOT_ROTATED,
   Attention,
   Identity,
   Keys,
   KeyValues,
   Norm,
   NormGate,
+  Rope,
   Rotation,
-  ValueMixer,
   make_norm,
 )
 
@@ -32,7 +33,7 @@ _PARTS = {"parallel": ("attention", "mlp")}
 
 
 class Layer(nnx.Module):
-  """The sublayers of a layer with their norms; `__call__` runs the branch of one site.
+  """The sublayers of a layer with their norms, which `Branches` runs.
 
   The sites are `attention` and `mlp`; or `parallel`, whose branch is the sum of both (GPT-J,
   GPT-NeoX, arXiv 2204.06745), each with norms of its own. If the config has a window for it, the
@@ -97,80 +98,6 @@ class Layer(nnx.Module):
     after = {name: decoder_norm(config, rngs) for name in views} if config.post_norm else {}
     self.post_norms = nnx.Dict(after)
 
-  def __call__(
-    self,
-    site: str,
-    views: combinators.Views,
-    tokens: TokensInRows | FirstTokens | TokensInCache,
-    past: Mapping[str, KeyValues],
-    mixers: Sequence[ValueMixer] = (),
-    window: Window = ALL_EARLIER,
-    rotation: Rotation = NOT_ROTATED,
-  ) -> tuple[combinators.Views, Array, KeyValues | None]:
-    """Runs the branch of a site.
-
-    Args:
-      site: one of the config's `sites`.
-      views: the reads of the site, normalised by its `pre_norms`, [B, T, D] each.
-      tokens: the positions of the T tokens, alone in their rows or behind the tokens of a cache.
-      past: the keys and values in the cache, by attention site; empty without a cache.
-      mixers: how other layers' values are mixed into the values of `attention`.
-      window: how many of the last tokens `attention` sees.
-      rotation: the rotary embedding of queries and keys.
-
-    Returns:
-      The normalised views, the first sublayer's where sublayers differ; the output of the branch
-      [B, T, D]; and of an attention, the keys and values of the T tokens.
-    """
-    seen: dict[str, Array] = {}
-    total, new = None, None
-    for sublayer in _PARTS.get(site, (site,)):
-      normed = self._normed(site, sublayer, views)
-      if sublayer == "mlp":
-        out = self.mlp(normed["x"])
-      elif isinstance(tokens, FirstTokens | TokensInCache):
-        seen_by = (mixers, window, rotation)
-        out, new = self._decode(sublayer, normed, tokens, site, past[site], *seen_by)
-      elif sublayer == "short_swa":
-        place = tokens._asdict() | {"window": self.short_window, "rotation": rotation}
-        out, new = self.short_swa(*_qkv(normed), **place)
-      else:
-        place = tokens._asdict() | {"window": window, "rotation": rotation}
-        out, new = self.attention(*_qkv(normed), **place, mixers=mixers)
-      if sublayer in self.post_norms:
-        out = self.post_norms[sublayer](out)
-      out = self.layout.constrain(out, "batch", "tokens", "embed")
-      seen, total = normed | seen, out if total is None else total + out
-    assert total is not None  # every site has a sublayer
-    return seen, total if self.depth_ratio == 1 else total / self.depth_ratio, new
-
-  def _decode(
-    self,
-    sublayer: str,
-    normed: dict[str, Array],
-    tokens: FirstTokens | TokensInCache,
-    site: str,
-    past: KeyValues,
-    mixers: Sequence[ValueMixer],
-    window: Window,
-    rotation: Rotation,
-  ) -> tuple[Array, KeyValues]:
-    """Returns the output [B, T, D] of an attention, and the keys and values of the T tokens."""
-    short = sublayer == "short_swa"
-    attention = self.short_swa if short else self.attention
-    options: dict[str, Any] = {
-      "segment_ids": tokens.segment_ids,
-      "positions": tokens.positions,
-      "window": self.short_window if short else window,
-      "rotation": rotation,
-      "mixers": () if short else mixers,
-    }
-    if isinstance(tokens, FirstTokens):
-      return attention.prefill(*_qkv(normed), **options)
-    options["length"] = None if short else tokens.length
-    options["keys"] = tokens.keys[site]
-    return attention.decode(*_qkv(normed), past, **options)
-
   def pre_norms(self, site: str) -> Norms:
     """Returns the norms to apply to the views of a site before `__call__`, by view.
 
@@ -189,9 +116,9 @@ class Layer(nnx.Module):
 
   def values(self, site: str, views: combinators.Views) -> Array:
     """Returns the values [B, T, K, C] that the attention of a site has for these `views`."""
-    return self.attention.values(_qkv(self._normed(site, "attention", views))[2])
+    return self.attention.values(_qkv(self.normed(site, "attention", views))[2])
 
-  def _normed(self, site: str, sublayer: str, views: combinators.Views) -> dict[str, Array]:
+  def normed(self, site: str, sublayer: str, views: combinators.Views) -> dict[str, Array]:
     """Returns the views that a sublayer uses, through what `pre_norms` left of its norms."""
     sharers = self._norms_by_view(site)
     normed = {
@@ -201,6 +128,116 @@ class Layer(nnx.Module):
     if sublayer not in self.norm_gates:
       return normed
     return {view: self.norm_gates[sublayer][view](y) for view, y in normed.items()}
+
+
+class LayerRows(NamedTuple):
+  """What differs from layer to layer: arrays with a leading axis L, or one layer's row of them.
+
+  Attributes:
+    layer: the parameters of a `Layer`.
+    values: what it mixes into the values of its attention.
+    window: the window of its attention, as index into the different ones; None: all the same.
+    rope: its rotation, likewise.
+    past: the keys and values of a `DecodeCache` by attention site; empty without one.
+  """
+
+  layer: PyTree
+  values: ValueRows
+  window: Array | None
+  rope: Array | None
+  past: dict[str, KeyValues]
+
+
+class LayerContext(NamedTuple):
+  """What the branches of all layers read.
+
+  Attributes:
+    first_values: the values of the first layer [B, T, K, C], for the value residual.
+    tokens: where the T tokens stand, alone in their rows or behind those of a cache.
+    lengths: of the documents of the tokens [B, T], where they decide rotations.
+    bank: keys and values of earlier layers, for the mix over depth.
+    seen: what a probe reads.
+  """
+
+  first_values: Array | None
+  tokens: TokensInRows | FirstTokens | TokensInCache
+  lengths: Array | None = None
+  bank: KeyValues | None = None
+  seen: PyTree = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Branches:
+  """The branches of all layers of a decoder.
+
+  Attributes:
+    graphdef: what makes a `Layer` of its parameters.
+    values: what layers mix into the values of their attention.
+    windows: the different windows of the attention.
+    ropes: its different rotations; None: no rotation.
+  """
+
+  graphdef: nnx.GraphDef
+  values: ValueMixing
+  windows: tuple[int, ...]
+  ropes: tuple[Rope | None, ...]
+
+  def layer(self, row: LayerRows) -> Layer:
+    """Returns the layer of a row."""
+    return nnx.merge(self.graphdef, row.layer)
+
+  def pre_norms(self, row: LayerRows, site: str) -> Norms:
+    """Returns `Layer.pre_norms` of the layer of a row."""
+    return self.layer(row).pre_norms(site)
+
+  def __call__(
+    self, row: LayerRows, site: str, views: combinators.Views, context: LayerContext
+  ) -> tuple[combinators.Views, Array, KeyValues | None]:
+    """Runs the branch of a site.
+
+    Args:
+      row: the layer's.
+      site: one of the config's `sites`.
+      views: what the site reads through its `pre_norms`, [B, T, D] each.
+      context: what the branches of all layers read.
+
+    Returns:
+      The normalised views, the first sublayer's where sublayers differ; the output of the branch
+      [B, T, D]; and of an attention, the keys and values of the T tokens.
+    """
+    layer, tokens = self.layer(row), context.tokens
+    mixers = self.values.mixers(row.values, context.first_values, context.bank)
+    window = Window(self.windows, row.window)
+    rotation = Rotation(self.ropes, row.rope, context.lengths)
+    seen: dict[str, Array] = {}
+    total, new = None, None
+    for sublayer in _PARTS.get(site, (site,)):
+      normed = layer.normed(site, sublayer, views)
+      if sublayer == "mlp":
+        out = layer.mlp(normed["x"])
+      else:
+        short = sublayer == "short_swa"
+        attention = layer.short_swa if short else layer.attention
+        options: dict[str, Any] = {
+          "segment_ids": tokens.segment_ids,
+          "positions": tokens.positions,
+          "window": layer.short_window if short else window,
+          "rotation": rotation,
+          "mixers": () if short else mixers,
+        }
+        if isinstance(tokens, TokensInRows):
+          out, new = attention(*_qkv(normed), **options)
+        elif isinstance(tokens, FirstTokens):
+          out, new = attention.prefill(*_qkv(normed), **options)
+        else:
+          options |= {"length": None if short else tokens.length, "keys": tokens.keys[site]}
+          out, new = attention.decode(*_qkv(normed), row.past[site], **options)
+      if sublayer in layer.post_norms:
+        out = layer.post_norms[sublayer](out)
+      out = layer.layout.constrain(out, "batch", "tokens", "embed")
+      seen, total = normed | seen, out if total is None else total + out
+    assert total is not None  # every site has a sublayer
+    return seen, total if layer.depth_ratio == 1 else total / layer.depth_ratio, new
 
 
 def _common(norms: list[Norm]) -> PreNorm | Norm:

@@ -11,17 +11,19 @@ from resjax.models.decoder import Decoder
 from resjax.models.losses import LossSums, cross_entropy, sharded_cross_entropy
 
 
-def loss_sums(decoder: Decoder, batch: Mapping[str, Array], chunk_size: int) -> LossSums:
+def loss_sums(
+  decoder: Decoder, hidden: Array, batch: Mapping[str, Array], chunk_size: int
+) -> LossSums:
   """Returns the loss sums of a batch.
 
   Args:
     decoder: the decoder with its parameters.
-    batch: `inputs`, `targets`, `segment_ids` and `positions`, [B, T] each; segment 0 is padding,
+    hidden: its final hidden states of the batch [B, T, D].
+    batch: `targets` and `segment_ids`, [B, T] each; segment 0 is padding,
       and nothing is asked for where the target is `NOT_ASKED`. Where it has `bytes` [B], the UTF-8
       bytes of text that the targets of each row stand for, these are summed too.
     chunk_size: the number of tokens whose logits exist at one time.
   """
-  hidden = decoder(batch["inputs"], batch["segment_ids"], batch["positions"])
   asked = (batch["segment_ids"] != 0) & (batch["targets"] != NOT_ASKED)
   weights = asked.astype(jnp.float32)
   arguments = hidden, decoder.head, batch["targets"], weights

@@ -1,5 +1,6 @@
 """One training step and one evaluation step, as pure functions."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,7 +76,9 @@ def step_function(
   """
 
   def objective_sum(params: PyTree, batch: Batch) -> tuple[Array, LossSums]:
-    sums = loss_sums(model.bind(params), batch, config.loss_chunk)
+    decoder = model.bind(params)
+    hidden = decoder(batch["inputs"], batch["segment_ids"], batch["positions"])
+    sums = loss_sums(decoder, hidden, batch, config.loss_chunk)
     return sums.nats + config.z_loss * sums.z, sums
 
   def parts(tree: PyTree) -> PyTree:
@@ -91,13 +94,14 @@ def step_function(
 
   gradient = jax.grad(objective_sum, has_aux=True)
 
-  if config.microbatches > 1:
-    gradient = _accumulated(gradient, config.microbatches, parts)
-
   def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-    gradients, sums = gradient(state.params, batch)
-    if config.microbatches == 1:  # else they are split since they were added up
+    if config.microbatches == 1:
+      gradients, sums = gradient(state.params, batch)
       gradients = parts(gradients)
+    else:
+      zeros = parts(jax.tree.map(jnp.zeros_like, state.params)), LossSums.zeros()
+      add = functools.partial(_add_microbatch, gradient, parts, state.params)
+      (gradients, sums), _ = jax.lax.scan(add, zeros, _split(batch, config.microbatches))
     with jax.named_scope("optimizer"):
       tokens = jnp.maximum(sums.tokens, 1.0)
       gradients = jax.tree.map(lambda g: g / tokens, gradients)
@@ -131,31 +135,31 @@ def make_eval_step(
   """Returns eval_step(params, batch) -> loss sums, jitted with these options."""
 
   def eval_step(params: PyTree, batch: Batch) -> LossSums:
-    return loss_sums(model.bind(params), batch, config.loss_chunk)
+    decoder = model.bind(params)
+    hidden = decoder(batch["inputs"], batch["segment_ids"], batch["positions"])
+    return loss_sums(decoder, hidden, batch, config.loss_chunk)
 
   return jax.jit(eval_step, compiler_options=dict(compiler_options or {}))
 
 
-def _accumulated(
-  gradient: Gradient, microbatches: int, parts: Callable[[PyTree], PyTree]
-) -> Gradient:
-  """Returns a function that adds the gradients and loss sums of the microbatches of a batch.
+def _add_microbatch(
+  gradient: Gradient,
+  parts: Callable[[PyTree], PyTree],
+  params: PyTree,
+  total: PyTree,
+  microbatch: Batch,
+) -> tuple[PyTree, None]:
+  """Adds gradients and loss sums of a microbatch to those before it.
 
   Args:
-    gradient: what returns them of one microbatch.
-    microbatches: how many there are.
+    gradient: what returns them.
     parts: splits a tree of gradients as they are to be kept while they are added.
+    params: the parameters.
+    total: the gradients, split so, and the loss sums of the microbatches before.
+    microbatch: its rows [b, T].
   """
-
-  def accumulated(params: PyTree, batch: Batch) -> tuple[PyTree, LossSums]:
-    def body(total: PyTree, microbatch: Batch) -> tuple[PyTree, None]:
-      gradients, sums = gradient(params, microbatch)
-      return jax.tree.map(jnp.add, total, (parts(gradients), sums)), None
-
-    zeros = parts(jax.tree.map(jnp.zeros_like, params)), LossSums.zeros()
-    return jax.lax.scan(body, zeros, _split(batch, microbatches))[0]
-
-  return accumulated
+  gradients, sums = gradient(params, microbatch)
+  return jax.tree.map(jnp.add, total, (parts(gradients), sums)), None
 
 
 def _split(batch: Batch, microbatches: int) -> Batch:

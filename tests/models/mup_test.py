@@ -10,11 +10,11 @@ from flax import nnx
 
 from resjax.models.config import MupConfig, ShortSWAConfig
 from resjax.models.decoder import Decoder
-from resjax.models.loss import loss_sums
 from resjax.models.losses import cross_entropy
 from resjax.testing.compare import assert_close
 from resjax.train.runs import workdir
 from tests.helpers import decoders
+from tests.helpers.losses import text_loss
 
 OPTIONS = {
   "gpt2": {"tied_embeddings": False, "parallel": True},
@@ -64,7 +64,7 @@ def test_the_loss_is_that_of_the_divided_logits():
   ones = jnp.ones_like(tokens[:, 1:])
   positions = jnp.broadcast_to(jnp.arange(12), ones.shape)
   rows = {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "segment_ids": ones}
-  got = loss_sums(model, rows | {"positions": positions}, 8)
+  got = text_loss(model, rows | {"positions": positions}, 8)
   hidden, head = model(rows["inputs"]), model.embed.embedding[...] / 4
   want = cross_entropy(hidden, head, rows["targets"], ones.astype(jnp.float32), chunk_size=100)
   assert_close(got.nats, want.nats, 1e-6)

@@ -11,10 +11,10 @@ import pytest
 
 from resjax.base.sharding import Layout
 from resjax.models.config import MupConfig
-from resjax.models.loss import loss_sums
 from resjax.models.model_def import ModelDef
 from resjax.train import optim
 from tests.helpers import decoders
+from tests.helpers.losses import text_loss
 from tests.helpers.optimizers import config as optimizer_config
 
 WIDTHS = (64, 128, 256, 512)
@@ -58,7 +58,7 @@ class Trial:
     optimizer = optim.make_optimizer(settings, steps, (), self.scaling)
 
     def loss(params, rows):
-      sums = loss_sums(self.model.bind(params), rows, BATCH * T)
+      sums = text_loss(self.model.bind(params), rows, BATCH * T)
       return sums.nats / sums.tokens
 
     def step(carry, key):

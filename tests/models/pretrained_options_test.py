@@ -17,12 +17,12 @@ from resjax.base.sharding import Layout
 from resjax.models.config import NormGateConfig, ShortSWAConfig
 from resjax.models.decoder import Decoder
 from resjax.models.flops import forward_flops_per_token
-from resjax.models.loss import loss_sums
 from resjax.models.losses import cross_entropy
 from resjax.models.model_def import ModelDef
 from resjax.nn.rope import RopeScaling, Rotation
 from resjax.testing.compare import assert_close
 from tests.helpers import decoders
+from tests.helpers.losses import text_loss
 from tests.models.decode_test import cached_and_whole
 
 GEMMA2 = {
@@ -166,7 +166,7 @@ def test_the_loss_is_that_of_the_capped_logits():
     hidden = decoder(rows["inputs"])
     weights = ones.astype(jnp.float32)
     plain = cross_entropy(hidden, decoder.head, rows["targets"], weights, chunk_size=8)
-    got = loss_sums(decoder, rows, 8)
+    got = text_loss(decoder, rows, 8)
     return got, plain, decoder.logits(hidden)
 
   got, plain, logits = run(params)

@@ -155,8 +155,8 @@ scaled_cotangent.defvjp(lambda x, factor: (x, factor), lambda factor, g: (g * fa
 def poisoned(loss_sums):
   """Loss sums of batches with two more entries: factors on the loss and on its gradient alone."""
 
-  def sums_of(decoder, rows, *args):
-    sums = loss_sums(decoder, rows, *args)
+  def sums_of(decoder, hidden, rows, *args):
+    sums = loss_sums(decoder, hidden, rows, *args)
     nats = scaled_cotangent(sums.nats * rows["loss"][0], rows["gradient"][0])
     return dataclasses.replace(sums, nats=nats)
 

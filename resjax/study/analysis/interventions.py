@@ -124,7 +124,8 @@ def _evaluation(decoder: Decoder, text: MeasuredText) -> Callable[[np.ndarray | 
   def nats(state: PyTree, batch: Mapping[str, Array], factors: Array | None) -> Array:
     model = nnx.merge(graphdef, state)
     model = model if factors is None else attenuate(model, factors)
-    return loss_sums(model, batch, _LOSS_CHUNK).nats
+    hidden = model(batch["inputs"], batch["segment_ids"], batch["positions"])
+    return loss_sums(model, hidden, batch, _LOSS_CHUNK).nats
 
   def evaluate(factors: np.ndarray | None) -> float:
     placed = None if factors is None else layout.copy(factors)

@@ -11,11 +11,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from resjax import combinators
-from resjax.models.loss import loss_sums
 from resjax.models.residual_stream import ResidualStream
 from resjax.testing import toy
 from resjax.testing.compare import assert_close
 from tests.helpers import decoders
+from tests.helpers.losses import text_loss
 
 L, D = 3, 8
 X = np.random.default_rng(0).normal(size=(4, 8, D)).astype(np.float32)
@@ -152,7 +152,7 @@ def test_a_decoder_takes_rows_that_lie_on_explicit_axes(style, name):
     ones = jnp.ones_like(tokens)
     positions = jnp.broadcast_to(jnp.arange(8, dtype=jnp.int32), tokens.shape)
     texts = {"inputs": tokens, "targets": tokens, "segment_ids": ones, "positions": positions}
-    return loss_sums(nnx.merge(graphdef, params), texts, chunk_size=16).nats
+    return text_loss(nnx.merge(graphdef, params), texts, chunk_size=16).nats
 
   gradient = jax.jit(jax.value_and_grad(loss))
   want = jax.device_get(gradient(params, tokens))

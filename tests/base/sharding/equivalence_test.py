@@ -12,11 +12,11 @@ from flax import nnx
 from resjax import combinators
 from resjax.base.sharding import Layout
 from resjax.models.config import NormGateConfig, ShortSWAConfig
-from resjax.models.loss import loss_sums
 from resjax.models.model_def import ModelDef
 from resjax.models.sampling import generate
 from resjax.testing.compare import assert_close
 from tests.helpers import decoders, layouts, walks
+from tests.helpers.losses import text_loss
 
 T = 22  # no other axis is as long, nor as long as half of it
 MESHES = {
@@ -66,7 +66,7 @@ def compiled(name, layout):
   model = ModelDef(config(name), layout)
 
   def loss(params, rows):
-    sums = loss_sums(model.bind(params), rows, 16)
+    sums = text_loss(model.bind(params), rows, 16)
     return (sums.nats + 0.1 * sums.z) / sums.tokens
 
   params = nnx.to_pure_dict(nnx.state(decoders.decoder(config(name))))

@@ -20,9 +20,9 @@ from flax import nnx
 
 from resjax.base.sharding import Layout
 from resjax.models.config import ShortSWAConfig
-from resjax.models.loss import loss_sums
 from resjax.models.model_def import ModelDef
 from tests.helpers import decoders, layouts
+from tests.helpers.losses import text_loss
 
 FOLDER = pathlib.Path(__file__).parents[2] / "golden" / "sharding"
 MESHES = {
@@ -86,7 +86,7 @@ def activations(model):
     batch = dict.fromkeys(("inputs", "targets", "segment_ids", "positions"), rows)
 
     def loss(params, batch):
-      return loss_sums(model.bind(params), batch, 16)
+      return text_loss(model.bind(params), batch, 16)
 
     jax.eval_shape(loss, model.abstract, batch)
   finally:

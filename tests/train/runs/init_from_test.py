@@ -12,7 +12,6 @@ from flax import nnx
 from resjax import combinators
 from resjax.combinators import registry
 from resjax.models.config import ResidualConfig
-from resjax.models.loss import loss_sums
 from resjax.models.model_def import ModelDef
 from resjax.train import experiment, optim
 from resjax.train.checkpoint.reader import restore_params
@@ -20,6 +19,7 @@ from resjax.train.runs import init_from, parents, workdir
 from resjax.train.state import first_state
 from resjax.train.step import make_train_step
 from tests.helpers import layouts, walks
+from tests.helpers.losses import text_loss
 from tests.helpers.runs import write_text
 from tests.helpers.trained import STEPS, B, T, evaluations, run, settings
 
@@ -67,7 +67,7 @@ def batch():
 def loss(model, params):
   @jax.jit
   def nats(params):
-    return loss_sums(model.bind(params), batch(), B * T).nats
+    return text_loss(model.bind(params), batch(), B * T).nats
 
   return float(nats(params))
 
