@@ -9,19 +9,22 @@
 
 The program is the one that resjax train runs with the same settings, compiled with the same options
 (config.train.compiler_options). The command needs the extra `tpu` and no TPU, or for GPUs the extra
-`cuda_aot` and no GPU. It prints tables of memory, operations and exchanges, or with --json one JSON
-object, which --out writes to a file. If the config does not fit, it prints how much memory is
-missing and what to change, compiles with these changes until it fits, and exits with 1. A mesh that
-is for more devices is made smaller, and what training needs for that is printed. --search compiles
-repeatedly to find the cheapest recomputation and the most rows per chip that fit; the batch stays
-as it is. --passes counts the memory traffic of the step, by part, beside that of the same model
-with the residual `standard`.
+`cuda_aot` and no GPU. It prints tables of memory and operations, or with --json one JSON object,
+which --out writes to a file. If the config does not fit, it prints how much memory is missing and
+what to change, compiles with these changes until it fits, and exits with 1. A mesh that is for more
+devices is made smaller, and what training needs for that is printed. --search compiles repeatedly
+to find the cheapest recomputation and the most rows per chip that fit; the batch stays as it is.
+
+In a checkout it also reads the compiled program, which takes what is not in the wheel: matrix
+products with loops times their trips, and what devices exchange. There --passes counts the memory
+traffic of the step, by part, beside that of the same model with the residual `standard`.
 """
 
 import dataclasses
 import functools
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -34,8 +37,6 @@ from resjax.aot import (
   GIB,
   AbsentSlices,
   DoesNotFitError,
-  Floor,
-  Passes,
   absent_devices,
   compile_step,
   derive_mesh,
@@ -54,12 +55,18 @@ _SLICES = flags.DEFINE_integer(
   "num_slices", 1, "Slices that config.mesh.data joins.", lower_bound=1
 )
 _SEARCH = flags.DEFINE_bool("search", False, "Search for recomputation and microbatches that fit.")
-_PASSES = flags.DEFINE_bool("passes", False, "Count memory traffic, also of `standard`.")
+_PASSES = flags.DEFINE_bool(
+  "passes", False, "In a checkout: count memory traffic, also of `standard`."
+)
 _DEVICES = flags.DEFINE_integer(
   "devices", 0, "Devices of the slices that are used; 0: all.", lower_bound=0
 )
 _JSON = flags.DEFINE_bool("json", False, "Print JSON; the tables go to the standard error.")
 _OUT = flags.DEFINE_string("out", "", "File to write the JSON to.")
+
+_Outcome = compile_step.Report | DoesNotFitError
+_READS_PROGRAMS = find_spec("launch.bench") is not None  # not in the wheel
+_CLONE = "clone the repository and run `pip install -e .` there"
 
 
 def main() -> None:
@@ -67,16 +74,24 @@ def main() -> None:
   config = command.config_value(_CONFIG)
   if not topology.FLAG.value:
     raise ValueError("no topology; give one, for example --topology=v5e-256")
+  if _PASSES.value and not _READS_PROGRAMS:
+    raise ValueError(f"--passes reads the compiled program, which takes a checkout: {_CLONE}")
   target = absent_devices.describe(topology.FLAG.value, _SLICES.value)
   target = dataclasses.replace(target, devices=target.devices[: _DEVICES.value or None])
   console = terminal.console(stderr=_JSON.value)
   mesh_flags = _derive_mesh(config, target, console)
   run = experiment.build(config, target.devices)
-  fits, report = (_search if _SEARCH.value else _once)(run, config, target, console)
-  report |= {"mesh_flags": mesh_flags}
-  if _PASSES.value and fits:
-    report |= _against_standard(config, run, target, report, console)
-  text = json.dumps(_head(run, target) | report, indent=2)
+  table.show_target(run, target, console)
+  run, outcome, found = (_search if _SEARCH.value else _once)(run, config, console)
+  fits = isinstance(outcome, compile_step.Report)
+  if isinstance(outcome, compile_step.Report):
+    found |= _known(run, outcome, config, target, console)
+  else:
+    found |= _refused(run, config, target, outcome, console)
+  report = _head(run, target) | {"fits": fits, "mesh_flags": mesh_flags} | found
+  text = json.dumps(report, indent=2)
+  if fits and _SEARCH.value:
+    console.print(f"use {found['flags']}", soft_wrap=True, highlight=False)
   if _JSON.value:
     print(text)
   if _OUT.value:
@@ -98,48 +113,55 @@ def _derive_mesh(config: ConfigDict, target: AbsentSlices, console: Console) -> 
   return flags_
 
 
-def _once(
-  run: Run, config: ConfigDict, target: AbsentSlices, console: Console
-) -> tuple[bool, dict]:
-  table.show_target(run, target, console)
+def _once(run: Run, config: ConfigDict, console: Console) -> tuple[Run, _Outcome, dict]:
   try:
-    report = compile_step.compile_step(run)
+    return run, compile_step.compile_step(run), {}
   except DoesNotFitError as error:
-    return False, _refused(run, config, target, error, console)
-  table.show_report(report, target, console)
-  return True, {"fits": True, **dataclasses.asdict(report)}
+    return run, error, {}
 
 
-def _search(
-  run: Run, config: ConfigDict, target: AbsentSlices, console: Console
-) -> tuple[bool, dict]:
-  table.show_target(run, target, console)
+def _search(run: Run, config: ConfigDict, console: Console) -> tuple[Run, _Outcome, dict]:
+  """Writes what it chooses into the config, too."""
   tries = []
   for one in suggest_settings.search(run, compile_step.compile_step):
     table.show_try(one, console)
     tries.append(one)
   chosen = suggest_settings.best(tries) or tries[-1]  # the last one: full recomputation, one row
-  if isinstance(chosen.outcome, DoesNotFitError):
-    config.model.remat, config.train.microbatches = chosen.remat, chosen.microbatches
-    return False, _refused(chosen.run, config, target, chosen.outcome, console)
-  table.show_report(chosen.outcome, target, console)
-  console.print(f"use {chosen.flags}", soft_wrap=True, highlight=False)
-  found = {"fits": True, "flags": chosen.flags, "tries": {one.flags: one.fits for one in tries}}
-  return True, found | dataclasses.asdict(chosen.outcome)
+  config.model.remat, config.train.microbatches = chosen.remat, chosen.microbatches
+  found = {"flags": chosen.flags, "tries": {one.flags: one.fits for one in tries}}
+  return chosen.run, chosen.outcome, found if chosen.fits else {}
 
 
-def _against_standard(
-  config: ConfigDict, run: Run, target: AbsentSlices, report: dict, console: Console
+def _known(
+  run: Run,
+  report: compile_step.Report,
+  config: ConfigDict,
+  target: AbsentSlices,
+  console: Console,
 ) -> dict:
-  """Prints the traffic of the step beside that of the same model with the residual `standard`."""
-  config = config.copy_and_resolve_references()
-  config.model.residual.name = "standard"
-  console.print("compiling the same model with the residual standard", highlight=False)
-  standard = compile_step.compile_step(experiment.build(config, target.devices)).passes
-  floor = Floor(**report["floor"]) if report["floor"] else None
-  name, passes = run.decoder.residual.name, Passes(**report["passes"])
-  table.show_passes(name, passes, standard, floor, console)
-  return {"standard_passes": dataclasses.asdict(standard)}
+  """Prints what is known of a step that fits, and returns it for the JSON object."""
+  table.show_report(report, target, console)
+  known = dataclasses.asdict(report)
+  text = known.pop("text")
+  if not _READS_PROGRAMS:
+    what = "matrix products, exchanges and passes of the compiled program take a checkout"
+    terminal.say(console, f"{what}: {_CLONE}")
+    return known
+  from launch.bench.program import read_step, show_step
+
+  step = read_step.read_step(text, run)
+  show_step.show_step(step, console)
+  known |= dataclasses.asdict(step)
+  known["flops"]["matrices"] = known.pop("matrix_flops")
+  if _PASSES.value:
+    config = config.copy_and_resolve_references()
+    config.model.residual.name = "standard"
+    console.print("compiling the same model with the residual standard", highlight=False)
+    plain = experiment.build(config, target.devices)
+    standard = read_step.read_step(compile_step.compile_step(plain).text, plain).passes
+    show_step.show_passes(run.decoder.residual.name, step, standard, console)
+    known["standard_passes"] = dataclasses.asdict(standard)
+  return known
 
 
 def _refused(
@@ -158,7 +180,6 @@ def _refused(
   if verified:
     table.show_verified(verified, console)
   return {
-    "fits": False,
     "required": error.required,
     "available": error.available,
     "shortfall": error.shortfall,

@@ -16,7 +16,7 @@ from absl import flags
 
 from configs import base
 from launch import topology
-from resjax.aot import absent_devices, hlo, memory_stats
+from resjax.aot import absent_devices, memory_stats, program_text
 from resjax.cli import command
 from resjax.train import Program, experiment, program
 
@@ -65,7 +65,7 @@ def _compile(
   seconds = time.perf_counter() - start
   return {
     "seconds": seconds,
-    "instructions": hlo.text_of(compiled).count(" = "),
+    "instructions": program_text(compiled).count(" = "),
     "temporary_bytes": memory_stats(compiled).temp_size_in_bytes,
   }
 

@@ -23,8 +23,9 @@ from ml_collections import ConfigDict
 
 from launch import topology
 from launch.bench.kernels import timing
+from launch.bench.program import hlo, passes
 from launch.bench.report import write_report
-from resjax.aot import absent_devices, hlo, traffic
+from resjax.aot import absent_devices, program_text
 from resjax.base import Array, PyTree
 from resjax.cli import command
 from resjax.models import DecodeCache, ModelDef
@@ -90,7 +91,7 @@ def _megabytes(models: dict[str, ModelDef]) -> dict[str, float]:
       lambda a, s=here: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), start
     )
     compiled = jax.jit(partial(_step, model)).lower(model.abstract, *start).compile()
-    parts, _ = traffic(hlo.parse(hlo.text_of(compiled)))
+    parts, _ = passes.traffic(hlo.parse(program_text(compiled)))
     found[name] = sum(part.hbm for part in parts.values()) / 1e6
   return found
 

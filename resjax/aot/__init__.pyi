@@ -1,15 +1,12 @@
 from . import absent_devices as absent_devices
 from . import compile_step as compile_step
 from . import derive_mesh as derive_mesh
-from . import hlo as hlo
 from . import suggest_settings as suggest_settings
 from . import table as table
 from . import verify_changes as verify_changes
 from .absent_devices import ENVIRONMENT as ENVIRONMENT
 from .absent_devices import AbsentSlices as AbsentSlices
-from .depth_floor import Floor as Floor
+from .compile_step import program_text as program_text
 from .memory import GIB as GIB
 from .memory import DoesNotFitError as DoesNotFitError
 from .memory import memory_stats as memory_stats
-from .passes import Passes as Passes
-from .passes import traffic as traffic

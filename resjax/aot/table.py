@@ -1,17 +1,12 @@
 """Prints the results of resjax aot on the terminal."""
 
-import dataclasses
 from collections.abc import Sequence
 
 from rich.console import Console
 
 from resjax.aot.absent_devices import AbsentSlices
-from resjax.aot.collectives import asynchronous_places
 from resjax.aot.compile_step import Report
-from resjax.aot.depth_floor import Floor
 from resjax.aot.memory import GIB, DoesNotFitError, Memory
-from resjax.aot.parts import PARTS
-from resjax.aot.passes import Passes
 from resjax.aot.suggest_settings import Try
 from resjax.aot.verify_changes import Verified
 from resjax.base import terminal
@@ -36,21 +31,16 @@ def show_target(run: Run, target: AbsentSlices, console: Console) -> None:
 
 
 def show_report(report: Report, target: AbsentSlices, console: Console) -> None:
-  """Prints memory, operations, exchanges and compile time of a step."""
+  """Prints memory, operations and compile time of a step."""
   _show_memory(report.memory, target, console)
   flops = report.flops
-  table = _table("operations of a step on one device, TFLOP", "")
+  table = _table("operations of a step on one device, TFLOP")
   table.add_row("the model's formula, nothing recomputed", _tera(flops.model))
-  table.add_row("matrix products as compiled, loops times their trips", _tera(flops.matrices))
-  table.add_row(
-    "the compiler's count, the body of a loop once",
-    _tera(flops.compiler),
-  )
+  table.add_row("the compiler's count, the body of a loop once", _tera(flops.compiler))
   console.print(table)
   if report.bytes_accessed is not None:
     moved = report.bytes_accessed / GIB
     terminal.say(console, f"bytes accessed, counting the body of a loop once: {moved:.2f} GiB")
-  _show_collectives(report, console)
   terminal.say(
     console,
     f"lowered in {report.lower_seconds:.1f} s, compiled in {report.compile_seconds:.1f} s, "
@@ -58,47 +48,10 @@ def show_report(report: Report, target: AbsentSlices, console: Console) -> None:
   )
 
 
-def show_passes(
-  residual: str, passes: Passes, standard: Passes, floor: Floor | None, console: Console
-) -> None:
-  """Prints the memory traffic of a step by part, beside that of the same model with `standard`.
-
-  Args:
-    residual: its name.
-    passes: the traffic of the step.
-    standard: that of the step with `standard`.
-    floor: the least that depth mixing needs, if it is known.
-    console: where it is printed.
-  """
-  table = _table(
-    "memory traffic, passes per sublayer",
-    residual,
-    "standard",
-    "extra",
-    "in HBM",
-    "standard",
-    "extra",
-  )
-  for name, parts in {**{part: (part,) for part in PARTS}, "all": PARTS}.items():
-    numbers: list[float] = []
-    for ours, plain in ((passes.total, standard.total), (passes.hbm, standard.hbm)):
-      moved = sum(ours[part] for part in parts), sum(plain[part] for part in parts)
-      numbers += [*moved, moved[0] - moved[1]]
-    table.add_row(name, *[f"{number:.2f}" for number in numbers])
-  console.print(table)
-  if passes.guessed:
-    named = ", ".join(passes.guessed)
-    terminal.say(console, f"counted in full because they depend on data: {named}")
-  if floor:
-    terms = {key.replace("_", " "): size for key, size in dataclasses.asdict(floor).items() if size}
-    listed = ", ".join(f"{key} {size:.2f}" for key, size in terms.items())
-    terminal.say(console, f"the least for depth mixing by formulas: {floor.sum:.2f} ({listed})")
-
-
 def show_refusal(error: DoesNotFitError, changes: Sequence[str], console: Console) -> None:
   """Prints how much memory is missing, and what to change."""
   given = error.arguments
-  table = _table("HBM of one device, GiB", "")
+  table = _table("HBM of one device, GiB")
   for name, size in (
     ("parameters", given.parameters),
     ("optimizer moments", given.optimizer),
@@ -137,7 +90,7 @@ def show_try(one: Try, console: Console) -> None:
 
 def _show_memory(memory: Memory, target: AbsentSlices, console: Console) -> None:
   given, chip = memory.arguments, target.part.chip
-  table = _table("HBM of one device, GiB", "")
+  table = _table("HBM of one device, GiB")
   for name, size in (
     ("parameters", given.parameters),
     ("optimizer moments", given.optimizer),
@@ -157,35 +110,8 @@ def _show_memory(memory: Memory, target: AbsentSlices, console: Console) -> None
   )
 
 
-def _show_collectives(report: Report, console: Console) -> None:
-  columns = ("network", "asynchronous", "MiB each", "places", "times", "GiB in a step")
-  table = _table("exchanges between devices in a step", *columns, first="kind, mesh axes")
-  for row in report.collectives:
-    table.add_row(
-      f"{row.kind} over {', '.join(row.axes) or 'itself'}",
-      row.network,
-      "yes" if row.asynchronous else "",
-      f"{row.num_bytes / 2**20:.3f}",
-      f"{row.places:,}",
-      f"{row.times:,}",
-      _gib(row.num_bytes * row.times),
-    )
-  console.print(table)
-  shares = [
-    f"{kind} {hidden} of {total}"
-    for kind in dict.fromkeys(row.kind for row in report.collectives)
-    for hidden, total in [asynchronous_places(report.collectives, kind)]
-  ]
-  named = ", ".join(shares) or "none"
-  terminal.say(console, f"asynchronous, of the places in the program: {named}")
-  if loops := report.unknown_loops:
-    terminal.say(console, f"loops that count once because their trips are unknown: {loops}")
-
-
-def _table(title: str, *numbers: str, first: str = "") -> terminal.Table:
-  return terminal.Table(
-    first, numbers=numbers, title=title, title_justify="left", show_header=any(numbers)
-  )
+def _table(title: str) -> terminal.Table:
+  return terminal.Table("", numbers=("",), title=title, title_justify="left", show_header=False)
 
 
 def _gib(size: float) -> str:

@@ -6,7 +6,7 @@ from resjax.aot import compile_step
 from resjax.aot.memory import Arguments, DoesNotFitError
 from resjax.aot.verify_changes import verify
 
-REPORT = compile_step.Report(None, None, 0.0, (), None, None, (), 0.0, 0.0, 0.0, "")
+REPORT = compile_step.Report(None, None, 0.0, 0.0, 0.0, 0.0, "", "")
 CHANGES = [
   "--config.train.microbatches=8: 1 rows per device at a time instead of 4",
   "--config.model.remat=full: a layer keeps its input alone",

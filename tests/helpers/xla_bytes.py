@@ -1,4 +1,4 @@
-"""A second count of the bytes that a training step moves, which shares nothing with resjax.aot.
+"""A second count of the bytes that a training step moves, which shares nothing with ours.
 
 XLA's own cost analysis counts every computation, with its own parser and rules. What it cannot know
 is given by hand: trips of loops, how often a branch is taken, and how many sources kernels read.

@@ -10,7 +10,7 @@ import pytest
 from launch.bench import compile
 from launch.bench.kernels import gpu_compile, gpu_gated_kernels, gpu_stream_kernels
 from launch.bench.kernels.gpu_compile import Compiled, KernelCase, compile_kernel
-from resjax.aot import absent_devices, hlo
+from resjax.aot import absent_devices, program_text
 from resjax.base.hardware.chips import GPU_TARGETS
 from tests.helpers.cuda_aot import needs_cuda_aot
 from tests.helpers.runs import REPOSITORY, environment
@@ -119,7 +119,7 @@ def test_a_training_step_compiles_for_an_h100(monkeypatch, system, layers, kerne
   monkeypatch.setattr(compile.base, "get_config", lambda: config)
   devices = absent_devices.describe("h100-1").devices
   small = compile.small_program(system, layers, 1, list(devices))
-  text = hlo.text_of(small.lower_train_step().compile())
+  text = program_text(small.lower_train_step().compile())
   assert not [kernel for kernel in kernels if kernel not in text]
 
 

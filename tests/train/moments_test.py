@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from configs import tiny
-from resjax.aot import hlo
-from resjax.aot.collectives import collectives
+from launch.bench.program import hlo
+from launch.bench.program.collectives import collectives
 from resjax.base.sharding import Layout, layout
 from resjax.train import experiment, program
 from resjax.train.dry_run import bytes_per_device

@@ -4,8 +4,9 @@ import jax
 import pytest
 
 from configs import llama_1p3b
-from resjax.aot import absent_devices, hlo
-from resjax.aot.collectives import asynchronous_places, collectives
+from launch.bench.program import hlo
+from launch.bench.program.collectives import asynchronous_places, collectives
+from resjax.aot import absent_devices, program_text
 from resjax.base.hardware import compiler_options
 from resjax.base.hardware.chips import TPU_CHIPS
 from resjax.train import experiment, program
@@ -111,7 +112,7 @@ def step(topology, setting, batch_size=8, seq_len=256):
 def asynchronous(topology, setting, *kinds, **sizes):
   """How many exchanges of the small decoder are asynchronous, and how many there are, by kind."""
   run, lowered = step(topology, setting, **sizes)
-  module = hlo.parse(hlo.text_of(compile_lowered(lowered)))
+  module = hlo.parse(program_text(compile_lowered(lowered)))
   rows = collectives(module, run.layout.mesh)
   return [asynchronous_places(rows, kind) for kind in kinds]
 

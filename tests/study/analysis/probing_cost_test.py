@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 from configs import base
-from resjax.aot import hlo
-from resjax.aot.matrix_flops import matrix_flops
+from launch.bench.program import hlo
+from launch.bench.program.matrix_flops import matrix_flops
 from resjax.models.decoder import Decoder
 from resjax.models.losses import cross_entropy
 from resjax.study.analysis.probing import ProbeConfig, probe_batch

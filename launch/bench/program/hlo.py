@@ -6,8 +6,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-import jax
-
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _NAME = re.compile(r"  (ROOT )?%?([\w.\-]+) = ")
 _COMMENT = re.compile(r"/\*.*?\*/")  # the places in long lists
@@ -86,20 +84,8 @@ class Module:
   entry: str
 
 
-def text_of(compiled: jax.stages.Compiled) -> str:
-  """Returns the text of a compiled program.
-
-  Raises:
-    ValueError: the compiler does not give it.
-  """
-  text = compiled.as_text()
-  if text is None:
-    raise ValueError("the compiler of this platform does not give the text of a program")
-  return text
-
-
 def parse(text: str) -> Module:
-  """Reads the text of a compiled program, as `text_of` returns it."""
+  """Reads the text of a compiled program, as `resjax.aot.program_text` returns it."""
   computations: dict[str, Computation] = {}
   entry, current = "", None
   for line in _whole_lines(text):

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from resjax.aot.hlo import Computation, Instruction, Module, search
+from launch.bench.program.hlo import Computation, Instruction, Module, search
 
 _MAX_SIZE = 1024  # elements of the largest array that is computed
 _INTEGERS = re.compile(r"(?:pred|[su]\d+)\[")

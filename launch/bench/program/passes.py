@@ -10,11 +10,11 @@ import collections
 import dataclasses
 from collections.abc import Mapping
 
-from resjax.aot.hlo import Instruction, Module
-from resjax.aot.hlo_calls import runs
-from resjax.aot.hlo_integers import Integers
-from resjax.aot.moved_bytes import Moved, moved, num_valid, reads_by_count
-from resjax.aot.parts import PARTS, Parts
+from launch.bench.program.hlo import Instruction, Module
+from launch.bench.program.hlo_calls import runs
+from launch.bench.program.hlo_integers import Integers
+from launch.bench.program.moved_bytes import Moved, moved, num_valid, reads_by_count
+from launch.bench.program.parts import PARTS, Parts
 from resjax.train.runs import Run
 
 _BYTES = 2  # of a bfloat16

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from resjax.aot.hlo import Computation, Instruction, Module, search
-from resjax.aot.hlo_calls import ComputationCall, calls
+from launch.bench.program.hlo import Computation, Instruction, Module, search
+from launch.bench.program.hlo_calls import ComputationCall, calls
 
 KINDS = (
   "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",

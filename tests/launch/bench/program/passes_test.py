@@ -7,12 +7,11 @@ import pytest
 from flax import nnx
 
 from configs import base, llama_1p3b
-from resjax import combinators
-from resjax.aot import absent_devices, hlo
-from resjax.aot.depth_floor import depth_floor
-from resjax.aot.hlo_calls import runs
-from resjax.aot.moved_bytes import moved
-from resjax.aot.parts import (
+from launch.bench.program import hlo
+from launch.bench.program.depth_floor import depth_floor
+from launch.bench.program.hlo_calls import runs
+from launch.bench.program.moved_bytes import moved
+from launch.bench.program.parts import (
   ATTENTION,
   COLLECTIVES,
   DEPTH,
@@ -22,7 +21,9 @@ from resjax.aot.parts import (
   PROJECTIONS,
   Parts,
 )  # fmt: skip
-from resjax.aot.passes import count_passes, pass_bytes
+from launch.bench.program.passes import count_passes, pass_bytes
+from resjax import combinators
+from resjax.aot import absent_devices, program_text
 from resjax.train import experiment, program
 from tests.helpers.libtpu import needs_libtpu
 from tests.helpers.xla_bytes import Known, step_bytes
@@ -235,7 +236,7 @@ def small(residual, devices=None, **changes):
 
 
 def compiled(run):
-  return hlo.text_of(program.build(run).lower_train_step().compile())
+  return program_text(program.build(run).lower_train_step().compile())
 
 
 def independent(text, run):

@@ -5,8 +5,8 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from resjax.aot.hlo import Computation, Instruction, Module, array_shapes
-from resjax.aot.hlo_integers import Integers, Value, is_small
+from launch.bench.program.hlo import Computation, Instruction, Module, array_shapes
+from launch.bench.program.hlo_integers import Integers, Value, is_small
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _MAX_TRIPS = 100_000

@@ -7,8 +7,8 @@ import itertools
 import math
 import re
 
-from resjax.aot.hlo import Computation, Instruction, Module, search
-from resjax.aot.hlo_calls import calls
+from launch.bench.program.hlo import Computation, Instruction, Module, search
+from launch.bench.program.hlo_calls import calls
 
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")

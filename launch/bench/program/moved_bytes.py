@@ -10,9 +10,9 @@ import dataclasses
 import math
 import re
 
-from resjax.aot.collectives import KINDS
-from resjax.aot.hlo import Computation, Instruction, Module, array_shapes, arrays, on_chip
-from resjax.aot.hlo_integers import Integers
+from launch.bench.program.collectives import KINDS
+from launch.bench.program.hlo import Computation, Instruction, Module, array_shapes, arrays, on_chip
+from launch.bench.program.hlo_integers import Integers
 
 # These move nothing, or what they move is counted in the computations that they call.
 _STILL = """

@@ -14,9 +14,9 @@ the loop that takes it.
 import re
 from collections.abc import Iterable
 
-from resjax.aot.collectives import KINDS
-from resjax.aot.hlo import Computation, Instruction, Module, on_chip
-from resjax.aot.moved_bytes import accompanies_exchange
+from launch.bench.program.collectives import KINDS
+from launch.bench.program.hlo import Computation, Instruction, Module, on_chip
+from launch.bench.program.moved_bytes import accompanies_exchange
 
 PROJECTIONS, ATTENTION, DEPTH = "projections and MLP", "attention", "depth mixing"
 NORMS, ROPE, LOSS = "norms", "RoPE", "embedding and loss"

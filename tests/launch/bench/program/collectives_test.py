@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from resjax.aot import hlo
-from resjax.aot.collectives import Collective, asynchronous_places, collectives, groups
+from launch.bench.program import hlo
+from launch.bench.program.collectives import Collective, asynchronous_places, collectives, groups
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 ROWS, WIDTH = 64, 32

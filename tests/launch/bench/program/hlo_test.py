@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from resjax.aot import hlo
-from resjax.aot.hlo_calls import trip_count, unknown_loops
-from resjax.aot.matrix_flops import matrix_flops
+from launch.bench.program import hlo
+from launch.bench.program.hlo_calls import trip_count, unknown_loops
+from launch.bench.program.matrix_flops import matrix_flops
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 M, K, N = 8, 16, 32
