@@ -68,6 +68,8 @@ def test_commands_run_from_an_empty_folder(site, tmp_path):
   assert "  train " in resjax("--help")
   said = resjax("bench", "kernels", code=1)
   assert said.startswith("error: resjax bench measures a checkout") and said.count("\n") == 1
+  said = resjax("aot", "--config=tiny", "--topology=v5e-4", "--passes", code=1)
+  assert said.startswith("error: --passes reads the compiled program") and said.count("\n") == 1
   assert " --top_k=" in resjax("completion", "bash")
   runs.write_text(tmp_path)
   command = runs.small_command(tmp_path, tmp_path / "run")

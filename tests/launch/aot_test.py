@@ -18,6 +18,7 @@ from resjax.aot import absent_devices
 from resjax.aot.memory import GIB, refusal
 from resjax.base.hardware.slices import GENERATIONS
 from resjax.base.sharding import MeshConfig, make_mesh
+from tests.helpers import runs
 from tests.helpers.cuda_aot import needs_cuda_aot
 from tests.helpers.libtpu import needs_libtpu
 
@@ -61,6 +62,55 @@ def test_mistakes_are_one_line(flags, message):
   done = aot(*flags)
   assert done.returncode == 1 and done.stdout == ""
   assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
+
+
+# The command for a slice whose chips are the devices of its process.
+HERE = """
+import jax
+from launch import aot, cli
+from resjax.aot import absent_devices
+from resjax.base.hardware import slices
+aot._READS_PROGRAMS = {checkout}
+jax.config.update("jax_num_cpu_devices", 8)
+chips = absent_devices.AbsentSlices(slices.resolve("v5e-8"), 1, tuple(jax.devices()))
+absent_devices.describe = lambda name, num_slices: chips
+cli.run(aot.main)
+"""
+SMALL = """
+  model.num_layers=2 model.d_model=32 model.num_heads=4 model.num_kv_heads=4 model.mlp_dim=64
+  data.seq_len=32 data.tokenizer.name=byte mesh.data=2 mesh.fsdp=4
+"""
+
+
+def here(*flags, checkout):
+  small = [f"--config.{word}" for word in SMALL.split()]
+  words = ["--config=configs/tiny.py", "--topology=v5e-8", *small, *flags]
+  command = [sys.executable, "-c", HERE.format(checkout=checkout), *words]
+  environment = runs.environment(COLUMNS=100)
+  return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_a_checkout_reads_the_program_and_a_wheel_says_what_it_leaves_out():
+  done = [here("--json", "--passes", checkout=True), here("--json", checkout=False)]
+  assert [one.returncode for one in done] == [0, 0], done[0].stderr + done[1].stderr
+  report, left = [json.loads(one.stdout) for one in done]
+  assert report["flops"]["matrices"] > report["flops"]["compiler"]
+  assert {row["kind"] for row in report["collectives"]} >= {"all-gather"}
+  totals = report["passes"]["total"], report["standard_passes"]["total"]
+  assert totals[0]["depth mixing"] > totals[1]["depth mixing"]
+  for table in ("exchanges between devices in a step", "memory traffic, passes per sublayer"):
+    assert table in done[0].stderr
+  in_checkouts = {"collectives", "passes", "floor", "unknown_loops", "standard_passes"}
+  assert set(report) - set(left) == in_checkouts and "matrices" not in left["flops"]
+  assert left["memory"] == report["memory"] and left["fingerprint"] == report["fingerprint"]
+  assert "take a checkout: clone the repository" in done[1].stderr
+
+
+def test_a_wheel_refuses_to_count_passes_in_one_line():
+  done = here("--passes", checkout=False)
+  assert done.returncode == 1 and done.stdout == ""
+  assert done.stderr.startswith("error: --passes reads the compiled program")
+  assert done.stderr.count("\n") == 1
 
 
 @needs_libtpu
