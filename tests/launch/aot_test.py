@@ -67,14 +67,15 @@ def test_mistakes_are_one_line(flags, message):
 # The command for a slice whose chips are the devices of its process.
 HERE = """
 import jax
-from launch import aot, cli
+from launch import aot
 from resjax.aot import absent_devices
 from resjax.base.hardware import slices
+from resjax.cli import command
 aot._READS_PROGRAMS = {checkout}
 jax.config.update("jax_num_cpu_devices", 8)
 chips = absent_devices.AbsentSlices(slices.resolve("v5e-8"), 1, tuple(jax.devices()))
 absent_devices.describe = lambda name, num_slices: chips
-cli.run(aot.main)
+command.run(aot.main)
 """
 SMALL = """
   model.num_layers=2 model.d_model=32 model.num_heads=4 model.num_kv_heads=4 model.mlp_dim=64
