@@ -77,10 +77,24 @@ class TrainedModel:
     why = {None: "as in training", self.prefix: "as its tokenizer's rules say"}
     return f"{self.name}: {front} in front of texts, {why.get(by_itself, 'as --bos says')}"
 
-  def prompt(self, text: str) -> np.ndarray:
-    """Returns the tokens of a text behind those in front of it, int32 [T]."""
+  def prompt(self, text: str, setting: str = "--text") -> np.ndarray:
+    """Returns the tokens of a text behind those in front of it, int32 [T].
+
+    Args:
+      text: the text.
+      setting: the name of the setting that gives it, for messages.
+
+    Raises:
+      ValueError: it does not fit into a row.
+    """
     tokens = self.tokenizer.encode_batch([text])[0]
-    return np.concatenate([np.array(self.prefix, np.int32), tokens])
+    whole = np.concatenate([np.array(self.prefix, np.int32), tokens])
+    if len(whole) > self.seq_len:
+      raise ValueError(
+        f"{setting} is {len(tokens)} tokens of {self.name}, whose rows have {self.seq_len}, what "
+        "stands before it included; give a shorter text"
+      )
+    return whole
 
   def renamed(self, taken: Collection[str]) -> "TrainedModel":
     """Returns the model, with a number behind its name where another one has this name."""

@@ -149,15 +149,9 @@ def shown_tokens(model: TrainedModel, data: MeasuredText, text: str | None) -> n
     row, segments = (data.batches[0][name][0] for name in ("inputs", "segment_ids"))
     return row[segments == segments[0]][:_SHOWN]  # from the first document alone
   tokens = model.prompt(text)
-  count = len(tokens) - len(model.prefix)
-  if count < 2:
+  if len(tokens) - len(model.prefix) < 2:
     raise ValueError(
       f"--text={text!r} is one token of {model.name}; give a text of two tokens or more"
-    )
-  if len(tokens) > model.seq_len:
-    raise ValueError(
-      f"--text is {count} tokens of {model.name}, whose rows have {model.seq_len}, what stands "
-      "before it included; give a shorter text"
     )
   return tokens
 

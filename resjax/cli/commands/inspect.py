@@ -200,13 +200,7 @@ def _prompt(model: TrainedModel, text: str | None, flag: str) -> np.ndarray:
   if not text:
     raise ValueError(f'no prompt; give one, for example {flag}="The capital of France is"')
   command.check_text(text, flag)
-  tokens = model.prompt(text)
-  if len(tokens) > model.seq_len:
-    raise ValueError(
-      f"{flag} is {len(tokens) - len(model.prefix)} tokens of {model.name}, whose rows have "
-      f"{model.seq_len}, what stands before it included; give a shorter text"
-    )
-  return tokens
+  return model.prompt(text, flag)
 
 
 def _answers(model: TrainedModel, most: int) -> tuple[int, ...]:

@@ -138,3 +138,10 @@ def test_a_folder_without_tokenizer(tmp_path):
   (folder / "tokenizer.json").unlink()
   with pytest.raises(ValueError, match=r"llama has no tokenizer\.json"):
     loading.from_huggingface(str(folder))
+
+
+def test_a_prompt_that_does_not_fit_into_a_row():
+  it = TrainedModel("it", SMALL, ByteTokenizer(), 8)
+  assert it.prompt("sevenby").tolist() == [256, *b"sevenby"]
+  with pytest.raises(ValueError, match=r"^--corrupted is 8 tokens of it, whose rows have 8, what"):
+    it.prompt("eight by", "--corrupted")
