@@ -28,6 +28,6 @@ def load(name: str) -> type[Combinator]:
   """
   module, wanted = importlib.import_module(f"{__name__}.{name}"), name.replace("_", "")
   for key, cls in inspect.getmembers(module, inspect.isclass):
-    if key.lower() == wanted:
+    if key.lower() == wanted and issubclass(cls, Combinator):
       return cls
   raise ValueError(f"{module.__file__} has no class {wanted!r}; upper and lower case do not matter")
