@@ -10,8 +10,8 @@ FILE = Path(__file__).parents[1] / "rooms.svg"
 
 # From the top: a room imports from lower floors alone. Rooms with a star are on the way of a step.
 FLOORS = (
-  {"__init__": "what `import resjax` offers", "__main__*": "resjax NAME: commands of launch/"},
-  {"aot": "the step for absent devices", "cli": "Experiment and Pretrained"},
+  {"__init__": "what `import resjax` offers", "__main__*": "resjax NAME: runs a command"},
+  {"aot": "the step for absent devices", "cli": "commands; Experiment"},
   {"train*": "experiment.build: config to Run; step, loop, optimizer, checkpoints"},
   {"interop": "Hugging Face folders and their torch source, lm-eval, Linen"},
   {"testing": "what a combinator owes, checked", "study": "models analysed, scored, compared"},
