@@ -38,6 +38,17 @@ def load() -> list[TrainedModel]:
   return [dataclasses.replace(one, bos=_BOS.value) for one in model_flags.load()]
 
 
+def load_one() -> TrainedModel:
+  """Returns the model of the command line.
+
+  Raises:
+    ValueError: there is none, there are several, or it cannot be loaded.
+  """
+  if len(CHECKPOINTS.value) + len(FOLDERS.value) > 1:
+    raise ValueError("several models; give one --checkpoint or one --hf")
+  return load()[0]
+
+
 def read_text(model: TrainedModel) -> MeasuredText:
   """Returns the text of --data, encoded with the tokenizer of a model.
 

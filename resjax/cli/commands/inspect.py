@@ -72,9 +72,7 @@ def main() -> None:
   command.join()
   if _WHAT.value is None:
     raise ValueError("nothing to read; give --what=lens, --what=attribution or --what=patching")
-  if len(text_flags.CHECKPOINTS.value) + len(text_flags.FOLDERS.value) > 1:
-    raise ValueError("several models; give one --checkpoint or one --hf")
-  (model,) = text_flags.load()
+  model = text_flags.load_one()
   folder = _folder()
   first = jax.process_index() == 0
   if first:

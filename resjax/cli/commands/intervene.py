@@ -38,9 +38,7 @@ def main() -> None:
   command.join()
   out = _out()
   alphas, layers = _numbers(_ALPHAS, float), _numbers(_LAYERS, int)
-  if len(text_flags.CHECKPOINTS.value) + len(text_flags.FOLDERS.value) > 1:
-    raise ValueError("several models; give one --checkpoint or one --hf")
-  (model,) = text_flags.load()
+  model = text_flags.load_one()
   found = _measure(model, alphas, layers)
   if jax.process_index() == 0:
     console = terminal.console()
