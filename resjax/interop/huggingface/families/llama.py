@@ -154,7 +154,7 @@ def _write_qwen3(config: DecoderConfig) -> dict[str, Any]:
   return _write_common(config) | _qwen_window_settings(config) | write_bias(config)
 
 
-def llama_tensors(norms: dict[str, str], offset: float = 0.0) -> tuple[Tensor, ...]:
+def tensors(norms: dict[str, str], offset: float = 0.0) -> tuple[Tensor, ...]:
   """Returns the tensors of a family with Llama's names.
 
   `norms` has the path of each norm of a layer, and `offset` is added to the stored gains of norms.
@@ -184,7 +184,7 @@ def llama_tensors(norms: dict[str, str], offset: float = 0.0) -> tuple[Tensor, .
 # The norms of a layer in most families, and what the names of tensors in a file begin and end with.
 NORMS = {"input_layernorm": "norms/attention/x", "post_attention_layernorm": "norms/mlp/x"}
 FILES: dict[str, Any] = {"prefix": "model.", "buffers": (".rotary_emb.inv_freq",)}
-_SHARED: dict[str, Any] = {"tensors": llama_tensors(NORMS), **FILES}
+_SHARED: dict[str, Any] = {"tensors": tensors(NORMS), **FILES}
 
 LLAMA = Family("llama", "LlamaForCausalLM", _read_llama, _write_llama, **_SHARED, whole_heads=True)
 MISTRAL = Family("mistral", "MistralForCausalLM", _read_mistral, _write_mistral, **_SHARED)

@@ -2,63 +2,48 @@
 
 from typing import Any
 
+from resjax.interop.huggingface import rope_settings as ropes
+from resjax.interop.huggingface.families import llama
 from resjax.interop.huggingface.families.family import Family
-from resjax.interop.huggingface.families.llama import (
-  FILES,
-  all_heads,
-  llama_tensors,
-  read_layers,
-  read_windows,
-  write_layers,
-  write_windows,
-)
-from resjax.interop.huggingface.rope_settings import (
-  FULL,
-  SLIDING,
-  layer_rope_settings,
-  read_layer_ropes,
-  read_rope,
-  rope_settings,
-)
 from resjax.interop.huggingface.settings import Settings
 from resjax.models import DecoderConfig
 
-_THETAS = {SLIDING: 500_000.0, FULL: 500_000.0}  # of OLMo 3
+_THETAS = {ropes.SLIDING: 500_000.0, ropes.FULL: 500_000.0}  # of OLMo 3
 
 
 def _common(settings: Settings) -> dict[str, Any]:
-  all_heads(settings)
+  llama.all_heads(settings)
   norms = {"pre_norm": False, "post_norm": True, "qk_norm": True, "qk_norm_over": "heads"}
-  return read_layers(settings, eps=1e-5) | norms
+  return llama.read_layers(settings, eps=1e-5) | norms
 
 
 def _read_olmo2(settings: Settings) -> dict[str, Any]:
-  return _common(settings) | read_rope(settings)
+  return _common(settings) | ropes.read_rope(settings)
 
 
 def _write_olmo2(config: DecoderConfig) -> dict[str, Any]:
-  return write_layers(config) | rope_settings(config)
+  return llama.write_layers(config) | ropes.rope_settings(config)
 
 
 def _read_olmo3(settings: Settings) -> dict[str, Any]:
   layers = settings.take("num_hidden_layers")
   size = settings.nullable("sliding_window", 4096)
-  windows = read_windows(settings, size, [i % 4 != 3 for i in range(layers)])
+  windows = llama.read_windows(settings, size, [i % 4 != 3 for i in range(layers)])
   of_layers = [windows[i % len(windows)] for i in range(layers)]
-  ropes = read_layer_ropes(settings, of_layers, _THETAS, None)
-  return _common(settings) | {"windows": windows} | ropes
+  turned = ropes.read_layer_ropes(settings, of_layers, _THETAS, None)
+  return _common(settings) | {"windows": windows} | turned
 
 
 def _write_olmo3(config: DecoderConfig) -> dict[str, Any]:
-  ropes = layer_rope_settings(config, _THETAS, None)
-  return write_layers(config) | write_windows(config) | ropes
+  turned = ropes.layer_rope_settings(config, _THETAS, None)
+  return llama.write_layers(config) | llama.write_windows(config) | turned
 
 
 _NORMS = {
   "post_attention_layernorm": "post_norms/attention",
   "post_feedforward_layernorm": "post_norms/mlp",
 }
-_SHARED: dict[str, Any] = {"tensors": llama_tensors(_NORMS), **FILES}
+_SHARED: dict[str, Any] = {"tensors": llama.tensors(_NORMS), **llama.FILES}
 
 OLMO2 = Family("olmo2", "Olmo2ForCausalLM", _read_olmo2, _write_olmo2, **_SHARED)
 OLMO3 = Family("olmo3", "Olmo3ForCausalLM", _read_olmo3, _write_olmo3, **_SHARED)

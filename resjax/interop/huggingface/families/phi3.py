@@ -2,16 +2,8 @@
 
 from typing import Any
 
+from resjax.interop.huggingface.families import llama
 from resjax.interop.huggingface.families.family import Family, write_fields
-from resjax.interop.huggingface.families.llama import (
-  FILES,
-  NAMES,
-  NORMS,
-  all_heads,
-  llama_tensors,
-  read_sizes,
-  read_swiglu,
-)
 from resjax.interop.huggingface.rope_settings import read_rope, rope_settings
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Part, Tensor
@@ -22,14 +14,14 @@ _ORIGINAL = 4096  # the length of the rows of pretraining, where a file does not
 
 def _read(settings: Settings) -> dict[str, Any]:
   settings.expect("attention_bias", False)
-  all_heads(settings)
+  llama.all_heads(settings)
   aliases = {"su": "longrope", "yarn": "longrope"}
   rope = read_rope(settings, fraction=1.0, original=_ORIGINAL, aliases=aliases)
   kind = rope["rope_scaling"].kind
   if kind not in ("none", "longrope"):
     raise settings.refusal("rope_scaling.rope_type", kind, "default, longrope")
   windows = {"windows": (settings.nullable("sliding_window", 0),)}
-  return read_sizes(settings, eps=1e-5) | rope | windows | read_swiglu(settings)
+  return llama.read_sizes(settings, eps=1e-5) | rope | windows | llama.read_swiglu(settings)
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
@@ -40,7 +32,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     rope["original_max_position_embeddings"] = n
     if scaling.get("factor") == config.max_positions / n:
       del scaling["factor"]
-  return write_fields(config, NAMES) | {
+  return write_fields(config, llama.NAMES) | {
     **rope,
     "partial_rotary_factor": config.rope_fraction,
     "sliding_window": max(config.windows) or None,
@@ -69,6 +61,6 @@ _MAPS = tuple(
   for index, part in enumerate(parts)
 )
 _PATHS = {tensor.path for tensor in _MAPS}
-_OTHERS = tuple(tensor for tensor in llama_tensors(NORMS) if tensor.path not in _PATHS)
+_OTHERS = tuple(tensor for tensor in llama.tensors(llama.NORMS) if tensor.path not in _PATHS)
 
-PHI3 = Family("phi3", "Phi3ForCausalLM", _read, _write, (*_OTHERS, *_MAPS), **FILES)
+PHI3 = Family("phi3", "Phi3ForCausalLM", _read, _write, (*_OTHERS, *_MAPS), **llama.FILES)

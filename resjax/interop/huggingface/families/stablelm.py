@@ -2,20 +2,16 @@
 
 from typing import Any
 
+from resjax.interop.huggingface.families import llama
 from resjax.interop.huggingface.families.family import Family, read_fields, write_fields
-from resjax.interop.huggingface.families.llama import (
-  FILES,
-  NAMES,
-  NORMS,
-  llama_tensors,
-  read_swiglu,
-)
 from resjax.interop.huggingface.rope_settings import read_rope, rope_settings
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Tensor
 from resjax.models import DecoderConfig
 
-_NAMES = {name: field for name, field in NAMES.items() if name not in ("rms_norm_eps", "head_dim")}
+_NAMES = {
+  name: field for name, field in llama.NAMES.items() if name not in ("rms_norm_eps", "head_dim")
+}
 _NAMES |= {"layer_norm_eps": "norm_eps", "use_parallel_residual": "parallel"}
 
 
@@ -28,7 +24,7 @@ def _read(settings: Settings) -> dict[str, Any]:
   }
   return read_fields(settings, _NAMES, defaults) | {
     **read_rope(settings, fraction=0.25),
-    **read_swiglu(settings),
+    **llama.read_swiglu(settings),
     "head_dim": 0,
     "norm": "layernorm",
     "norm_bias": True,
@@ -45,7 +41,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
   }
 
 
-_TENSORS = llama_tensors(NORMS)
+_TENSORS = llama.tensors(llama.NORMS)
 # Here attention and MLP have a norm each, which must be equal to be written.
 _PARALLEL = (
   *(tensor for tensor in _TENSORS if "post_attention_layernorm" not in tensor.name),
@@ -57,5 +53,5 @@ _PARALLEL = (
 
 STABLELM = Family(
   "stablelm", "StableLmForCausalLM", _read, _write, _TENSORS,
-  **FILES, parallel=_PARALLEL, whole_heads=True,
+  **llama.FILES, parallel=_PARALLEL, whole_heads=True,
 )  # fmt: skip

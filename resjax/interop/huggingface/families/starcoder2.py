@@ -2,14 +2,14 @@
 
 from typing import Any
 
+from resjax.interop.huggingface.families import llama
 from resjax.interop.huggingface.families.family import Family, read_fields, write_fields
-from resjax.interop.huggingface.families.llama import FILES, NAMES, NORMS, llama_tensors
 from resjax.interop.huggingface.rope_settings import read_rope, rope_settings
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Tensor
 from resjax.models import DecoderConfig
 
-_NAMES = {name: field for name, field in NAMES.items() if name != "rms_norm_eps"}
+_NAMES = {name: field for name, field in llama.NAMES.items() if name != "rms_norm_eps"}
 _NAMES["norm_epsilon"] = "norm_eps"
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "gelu": "gelu_exact"}
 
@@ -44,9 +44,9 @@ _MAPS = tuple(
   for ending, leaf in (("weight", "kernel"), ("bias", "bias"))
 )
 _OTHERS = tuple(
-  tensor for tensor in llama_tensors(NORMS) if not tensor.path.startswith("layers/mlp/")
+  tensor for tensor in llama.tensors(llama.NORMS) if not tensor.path.startswith("layers/mlp/")
 )
 
 STARCODER2 = Family(
-  "starcoder2", "Starcoder2ForCausalLM", _read, _write, (*_OTHERS, *_MAPS), **FILES
+  "starcoder2", "Starcoder2ForCausalLM", _read, _write, (*_OTHERS, *_MAPS), **llama.FILES
 )
