@@ -1,4 +1,4 @@
-"""Block Attention Residuals: every sublayer reads a softmax over sums of blocks of layers."""
+"""Block Attention Residuals: a sublayer reads a softmax over sums of blocks of layers."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ def rms(v, eps):
 
 
 def read(query, gain, sources, num_heads, eps):
-  """Returns Σ_j a_j v_j, a = softmax_j(query · gain ⊙ RMS(v_j)), where heads share out channels."""
+  """Returns Σ_j a_j v_j, a = softmax_j(query · gain ⊙ RMS(v_j)), in heads of channels."""
   v = jnp.stack(sources)  # [N, B, T, D]
   products = (query * gain * rms(v, eps)).reshape(*v.shape[:-1], num_heads, -1)
   a = jax.nn.softmax(jnp.sum(products, axis=-1, keepdims=True), axis=0)  # [N, B, T, H, 1]
@@ -20,7 +20,7 @@ def read(query, gain, sources, num_heads, eps):
 def block_attn_res(
   params, x, branches, *, layers_per_block=3, rms_block=False, num_heads=1, eps=1e-6
 ):
-  """Sources are the embedding, a sum for each completed block, and the running sum of this one.
+  """Sources: the embedding, a sum for each completed block, the running sum of this one.
 
   params: query and key_scale [L, S, D]; final_query and final_key_scale [D].
   Left out: value_norm, key_norm, key_rank, scale, weights, dynamic_query, views.

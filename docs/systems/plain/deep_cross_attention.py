@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 
 def mixed(sources, bias, query):
-  """Returns Σ_j (b_j + relu(g_j · query)) ⊙ g_j; bias: [N] or [N, D], query: [D] or None."""
+  """Returns Σ_j (b_j + relu(g_j · query)) ⊙ g_j; bias [N] or [N, D], query [D] or None."""
   total = 0
   for g, b in zip(sources, bias, strict=True):
     total = total + (b if query is None else b + jax.nn.relu(g @ query)[..., None]) * g
@@ -23,8 +23,8 @@ def gathered(outputs, last):
 def deep_cross_attention(params, x, branches, *, last=0):
   """An output is what the sublayers of a layer add, without what they read.
 
-  params: bias [N, 4] or [N, 4, D], of q, k, v and x, of the sources of all layers, one after the
-    other; final_bias [N] or [N, D]; query [L, 4, D] and final_query [D] in version 3.
+  params: bias [N, 4] or [N, 4, D], for q, k, v and x, of the sources of all layers, one
+    after the other; final_bias [N] or [N, D]; query [L, 4, D] and final_query [D].
   """
   outputs, used = [x], 0
   for i, layer in enumerate(branches):

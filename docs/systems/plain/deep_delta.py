@@ -1,4 +1,4 @@
-"""Deep Delta Learning: a sublayer rewrites what the stream holds in the direction of its output."""
+"""Deep Delta Learning: a sublayer rewrites the stream in the direction of its output."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,11 @@ import jax.numpy as jnp
 
 def short_conv(x, taps):
   """Returns y_t = Σ_s taps_s ⊙ x_{t − s} for x [B, T, R, D] and taps [K, R, D]."""
-  length, pad = x.shape[1], [(0, 0)] * 2
-  return sum(tap * jnp.pad(x, [(0, 0), (s, 0), *pad])[:, :length] for s, tap in enumerate(taps))
+  padded = jnp.pad(x, [(0, 0), (len(taps) - 1, 0), (0, 0), (0, 0)])
+  starts = range(len(taps) - 1, -1, -1)
+  return sum(
+    tap * padded[:, i : i + x.shape[1]] for i, tap in zip(starts, taps, strict=True)
+  )
 
 
 def compressed(params, prefix, at, state):
@@ -23,14 +26,13 @@ def compressed(params, prefix, at, state):
 def deep_delta(params, x, branches, *, shared_compressor=False, eps=1e-5):
   """Computes X ← X + β k (v − kᵀ X)ᵀ, k = f / |f|, with R values for each of D channels.
 
-  params: expand [K, R, D]; mix [L, S, R] and final_mix [R] (or pool and taps [L, S, K, R, D]);
+  params: expand [K, R, D]; mix [L, S, R], final_mix [R] (or pool, taps [L, S, K, R, D]);
     beta_weight [L, S, D], beta_bias [L, S], value_weight [L, S, R, D].
   Left out: value, beta_hidden.
   """
-  state = x[:, :, None]
+  state = jnp.repeat(x[:, :, None], params["value_weight"].shape[2], axis=2)
   if "expand" in params:
     state = short_conv(state, params["expand"])
-  state = jnp.broadcast_to(state, (*x.shape[:2], params["value_weight"].shape[2], x.shape[2]))
   for i, layer in enumerate(branches):
     for s, (norm, f) in enumerate(layer):
       n = norm(compressed(params, "", (i, 0 if shared_compressor else s), state))

@@ -1,11 +1,11 @@
-"""Ablations of Delta Attention Residuals: what the sources are, and whether the stream stays."""
+"""Ablations of Delta Attention Residuals: which sources, and whether the stream stays."""
 
 import jax
 import jax.numpy as jnp
 
 
 def read(query, gain, sources, num_heads, eps):
-  """Returns Σ_j a_j v_j, a = softmax_j(query · gain ⊙ RMS(v_j)), where heads share out channels."""
+  """Returns Σ_j a_j v_j, a = softmax_j(query · gain ⊙ RMS(v_j)), in heads of channels."""
   v = jnp.stack(sources)  # [N, B, T, D]
   keys = gain * v / jnp.sqrt(jnp.mean(v**2, axis=-1, keepdims=True) + eps)
   products = (query * keys).reshape(*v.shape[:-1], num_heads, -1)
@@ -31,7 +31,9 @@ def delta_ablation(params, x, branches, *, mode="delta_additive", num_heads=1, e
       sources = [*sources, x] if replaces else sources
       h = 0 if replaces else x
       if sources:
-        h = h + read(params["query"][i, s], params["key_scale"][i, s], sources, num_heads, eps)
+        h = h + read(
+          params["query"][i, s], params["key_scale"][i, s], sources, num_heads, eps
+        )
       outs.append(f(norm(h)))
       x = x + outs[-1]
       streams.append(x)

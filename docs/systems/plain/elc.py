@@ -13,8 +13,8 @@ def standardized(x, eps):
 def elc(params, x, branches, *, variant="base", weighted_output=False, eps=1e-6):
   """An output is what the sublayers of a layer add, without what they read.
 
-  params: logits [N], those of all choices, one after the other: of layers 1, 2, ... and, with
-    weighted_output, of the output.
+  params: logits [N], those of all choices, one after the other: of layers 1, 2, ... and,
+    with weighted_output, of the output.
   """
   outputs, used = [x], 0
 

@@ -7,7 +7,7 @@ def gate(params, x, branches, *, granularity="layer", kappa=1.0, scope="sublayer
   """Multiplies the stream by α before a sublayer (or a whole layer) adds to it.
 
   params: bias [L, S], or [L] of a depth mixture, which shares out one sum among the layers;
-    weight [L, S, D] where each token or channel has its own α. S is 1 where a layer has one α.
+    weight [L, S, D] where each token or channel has its own α. S is 1 for one α a layer.
   """
   bias = params["bias"]
 

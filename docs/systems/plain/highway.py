@@ -6,7 +6,7 @@ import jax
 def highway(params, x, branches):
   """Keeps (1 − g) of the stream and takes g of the sublayer, g = σ(x W + b).
 
-  params: weight [L, S, D, D] and bias [L, S, D]; [L, S, D, 1] and [L, S, 1] for one g per token.
+  params: weight [L, S, D, D] and bias [L, S, D]; [L, S, D, 1], [L, S, 1] for one g a token.
   """
   for i, layer in enumerate(branches):
     for s, (norm, f) in enumerate(layer):

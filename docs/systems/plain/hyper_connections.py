@@ -1,4 +1,4 @@
-"""Hyper-Connections: R streams, which every sublayer reads, mixes and writes by learned weights."""
+"""Hyper-Connections: R streams, which sublayers read, mix and write by learned weights."""
 
 import jax.numpy as jnp
 
@@ -8,7 +8,9 @@ def rms(v, eps):
   return v / jnp.sqrt(jnp.mean(v**2, axis=-1, keepdims=True) + eps)
 
 
-def hyper_connections(params, x, branches, *, dynamic=True, tanh=True, norm="layernorm", eps=1e-6):
+def hyper_connections(
+  params, x, branches, *, dynamic=True, tanh=True, norm="layernorm", eps=1e-6
+):
   """The weights are learned numbers and, if dynamic, what every stream says of them itself.
 
   params: alpha [L, S, R, 1 + R], what each stream gives to the read and to each new stream;

@@ -5,12 +5,14 @@ import jax.numpy as jnp
 
 
 def logits(streams, projection, eps):
-  """Returns what all streams [B, T, R, D], normalised together, say by a projection [R, D, N]."""
+  """Returns a projection [R, D, N] of all streams [B, T, R, D], normalised together."""
   square = jnp.mean(streams**2, axis=(-2, -1), keepdims=True)
   return jnp.einsum("btrd,rdn->btn", streams / jnp.sqrt(square + eps), projection)
 
 
-def independent_hc(params, x, branches, *, num_streams=4, magnitude=2.0, gate_eps=1e-6, eps=1e-6):
+def independent_hc(
+  params, x, branches, *, num_streams=4, magnitude=2.0, gate_eps=1e-6, eps=1e-6
+):
   """All R streams together decide how they are read and written, for every token.
 
   params: projection [L, S, R, D, 2 R], bias [L, S, 2 R], scale [L, S, 2]; head_projection

@@ -9,7 +9,7 @@ def laurel(params, x, branches, *, variant="rw+lr", num_previous=3, normalize="n
   params, by the words of the variant:
     rw: mix [L, S, 2], which are α and β, or their logits.
     lr: down [L, S, D, r] and up [L, S, r, D], a map of the stream.
-    pa: gamma [N], a number for each sublayer and each stream that it sees; with lr also maps of
+    pa: gamma [N], a number for each sublayer and each stream that it sees; with lr maps of
       their own, down [N, D, r] and up [N, r, D].
   """
   words, streams, n = variant.split("+"), [x], 0  # streams: newest first

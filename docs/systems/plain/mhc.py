@@ -1,11 +1,11 @@
-"""Manifold-constrained Hyper-Connections: R streams, mixed by doubly stochastic matrices."""
+"""Manifold-constrained Hyper-Connections: R streams and doubly stochastic mixes of them."""
 
 import jax
 import jax.numpy as jnp
 
 
 def sinkhorn(matrix, iterations):
-  """Makes columns, then rows, of positive matrices [..., R, R] sum to one, again and again."""
+  """Makes columns, then rows, of positive [..., R, R] sum to one, again and again."""
   for _ in range(iterations):
     matrix = matrix / jnp.sum(matrix, axis=-2, keepdims=True)
     matrix = matrix / jnp.sum(matrix, axis=-1, keepdims=True)
@@ -22,13 +22,15 @@ def mhc(params, x, branches, *, num_streams=4, sinkhorn_iterations=20, eps=1e-6)
   streams = jnp.repeat(x[:, :, None], r, axis=2)  # [B, T, R, D]
   for i, layer in enumerate(branches):
     for s, (norm, f) in enumerate(layer):
-      projection, bias, scale = (params[name][i, s] for name in ("projection", "bias", "scale"))
+      projection = params["projection"][i, s].reshape(r * width, -1)
+      bias, scale = params["bias"][i, s], params["scale"][i, s]
       flat = streams.reshape(batch, length, r * width)
       flat = flat / jnp.sqrt(jnp.mean(flat**2, axis=-1, keepdims=True) + eps)
-      pre, post, mix = jnp.split(flat @ projection.reshape(r * width, -1), (r, 2 * r), axis=-1)
+      pre, post, mix = jnp.split(flat @ projection, (r, 2 * r), axis=-1)
       pre = jax.nn.sigmoid(scale[0] * pre + bias[:r])
       post = 2 * jax.nn.sigmoid(scale[1] * post + bias[r : 2 * r])
       mix = jnp.exp(scale[2] * mix + bias[2 * r :]).reshape(batch, length, r, r)
+      mix = sinkhorn(mix, sinkhorn_iterations)
       out = f(norm(jnp.einsum("btr,btrd->btd", pre, streams)))
-      streams = sinkhorn(mix, sinkhorn_iterations) @ streams + post[..., None] * out[:, :, None]
+      streams = mix @ streams + post[..., None] * out[:, :, None]
   return jnp.sum(streams, axis=2)

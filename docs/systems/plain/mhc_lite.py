@@ -17,10 +17,11 @@ def mhc_lite(params, x, branches, *, num_streams=4, eps=1e-6):
   streams = jnp.repeat(x[:, :, None], r, axis=2)  # [B, T, R, D]
   for i, layer in enumerate(branches):
     for s, (norm, f) in enumerate(layer):
-      projection, bias, scale = (params[name][i, s] for name in ("projection", "bias", "scale"))
+      projection = params["projection"][i, s].reshape(r * width, -1)
+      bias, scale = params["bias"][i, s], params["scale"][i, s]
       flat = streams.reshape(batch, length, r * width)
       flat = flat / jnp.sqrt(jnp.mean(flat**2, axis=-1, keepdims=True) + eps)
-      pre, post, mix = jnp.split(flat @ projection.reshape(r * width, -1), (r, 2 * r), axis=-1)
+      pre, post, mix = jnp.split(flat @ projection, (r, 2 * r), axis=-1)
       pre = jax.nn.sigmoid(scale[0] * pre + bias[:r])
       post = 2 * jax.nn.sigmoid(scale[1] * post + bias[r : 2 * r])
       shares = jax.nn.softmax(scale[2] * mix + bias[2 * r :], axis=-1)

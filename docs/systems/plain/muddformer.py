@@ -15,8 +15,9 @@ def mixes(newest, outputs, hidden, output, bias, eps):
 def muddformer(params, x, branches, *, eps=1e-6):
   """Every layer but the first reads four mixes of the embedding and what all layers left.
 
-  params: hidden [L, D, K]; output [N, K, 4] and bias [N, 4] of the sources of layers 1, 2, ...,
-    one after the other; final_hidden [D, K], final_output [L + 1, K, 1], final_bias [L + 1, 1].
+  params: hidden [L, D, K]; output [N, K, 4] and bias [N, 4] of the sources of layers 1
+    and later, one after the other; final_hidden [D, K], final_output [L + 1, K, 1] and
+    final_bias [L + 1, 1].
   Left out: row_sizes, pre_post_norm.
   """
   outputs, used = [x], 0

@@ -1,4 +1,4 @@
-"""Multi-Gate Residuals: R streams, each of which moves towards every output by its own gate."""
+"""Multi-Gate Residuals: R streams, each of which moves towards outputs by its own gate."""
 
 import math
 
@@ -19,10 +19,10 @@ def read(query, streams, eps):
 
 
 def multi_gate(params, x, branches, *, num_streams=4, gate="competitive", eps=1e-6):
-  """The embedding and the first R − 1 outputs open the streams; later outputs go into all of them.
+  """The embedding and R − 1 outputs open the streams; later outputs go into all of them.
 
-  params: query and gate_query [L, S, D]; gate_bias [L, S, 1], the logit of letting none move, or
-    [L, S, R] of independent gates; final_query [D].
+  params: query and gate_query [L, S, D]; gate_bias [L, S, 1], the logit of letting none
+    move, or [L, S, R] of independent gates; final_query [D].
   """
   streams = x[None]
   for i, layer in enumerate(branches):

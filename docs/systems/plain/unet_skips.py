@@ -1,8 +1,8 @@
-"""U-Net skips: a layer of the second half sees the stream of its mirror in the first half."""
+"""U-Net skips: layers of the second half see the streams of the first one, mirrored."""
 
 
 def unet_skips(params, x, branches, *, mix_embedding=False):
-  """Pushes the streams of the first half of the layers, and pops them before those of the second.
+  """Pushes the streams of the first half of the layers, pops them before the second.
 
   params: weight [L // 2] of what is popped; stream_scale and embedding_scale [L] with
     mix_embedding.

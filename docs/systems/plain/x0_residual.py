@@ -4,8 +4,8 @@
 def x0_residual(params, x, branches, *, backout=False):
   """Mixes the embedding into the stream at the start of every layer.
 
-  params: stream_scale and embedding_scale [L]; backout_scale [], by which the stream of the middle
-    is taken out of the output.
+  params: stream_scale and embedding_scale [L]; backout_scale [], by which the stream of the
+    middle is taken out of the output.
   """
   embedding = x
   for i, layer in enumerate(branches):
