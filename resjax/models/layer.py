@@ -225,13 +225,12 @@ class Branches:
           "rotation": rotation,
           "mixers": () if short else mixers,
         }
-        if isinstance(tokens, TokensInRows):
-          out, new = attention(*_qkv(normed), **options)
-        elif isinstance(tokens, FirstTokens):
-          out, new = attention.prefill(*_qkv(normed), **options)
-        else:
+        if isinstance(tokens, TokensInCache):
           options |= {"length": None if short else tokens.length, "keys": tokens.keys[site]}
           out, new = attention.decode(*_qkv(normed), row.past[site], **options)
+        else:
+          options["prompt"] = isinstance(tokens, FirstTokens)
+          out, new = attention(*_qkv(normed), **options)
       if sublayer in layer.post_norms:
         out = layer.post_norms[sublayer](out)
       out = layer.layout.constrain(out, "batch", "tokens", "embed")

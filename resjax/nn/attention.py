@@ -105,6 +105,7 @@ class Attention(nnx.Module):
     window: Window = ALL_EARLIER,
     rotation: Rotation = NOT_ROTATED,
     mixers: Sequence[ValueMixer] = (),
+    prompt: bool = False,
   ) -> tuple[Array, KeyValues]:
     """Maps three normalised views, often one and the same, to an output.
 
@@ -117,34 +118,15 @@ class Attention(nnx.Module):
       window: how many of the last tokens a token sees.
       rotation: the rotary embedding of queries and keys.
       mixers: how values are mixed with others, applied in this order.
+      prompt: whether rows may have any length, in memory linear in T.
 
     Returns:
       The output [B, T, D], and the keys and values [B, T, K, C] that the scores were made of.
     """
     q, k, v = self._project(x_q, x_k, x_v, positions, rotation, mixers)
-    out = causal_attention(q, k, v, segment_ids, window=window, **self._kernel_options())
-    return self.o_proj(out), KeyValues(k, v)
-
-  @jax.named_scope("attention")
-  def prefill(
-    self,
-    x_q: Array,
-    x_k: Array,
-    x_v: Array,
-    *,
-    segment_ids: Array,
-    positions: Array,
-    window: Window = ALL_EARLIER,
-    rotation: Rotation = NOT_ROTATED,
-    mixers: Sequence[ValueMixer] = (),
-  ) -> tuple[Array, KeyValues]:
-    """`__call__` for rows of any length, in memory linear in T; takes the same arguments.
-
-    Returns:
-      The output [B, T, D], and the keys and values [B, T, K, C] for a cache.
-    """
-    q, k, v = self._project(x_q, x_k, x_v, positions, rotation, mixers)
-    out = prompt_attention(q, k, v, segment_ids, window=window, **self._kernel_options())
+    attend = prompt_attention if prompt else causal_attention
+    options: dict[str, Any] = {"scores": self.scores, "implementation": self.implementation}
+    out = attend(q, k, v, segment_ids, layout=self.layout, window=window, **options)
     return self.o_proj(out), KeyValues(k, v)
 
   @jax.named_scope("attention")
@@ -188,9 +170,6 @@ class Attention(nnx.Module):
     options["places"] = positions, keys[1]
     out = cached_attention(q, seen.keys, seen.values, segment_ids, keys[0], first, **options)
     return self.o_proj(out), new
-
-  def _kernel_options(self) -> dict[str, Any]:
-    return {"layout": self.layout, "scores": self.scores, "implementation": self.implementation}
 
   @jax.named_scope("attention")
   def values(self, x_v: Array) -> Array:
