@@ -6,6 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import docstrings
+import doors
 import gallery
 import links
 import navigation
@@ -56,4 +57,5 @@ def setup(app):
   app.connect("builder-inited", links.copy_pages)
   app.connect("source-read", links.rewrite)
   app.connect("html-page-context", navigation.share, priority=400)  # before the theme
+  app.connect("autodoc-skip-member", doors.describe_once)
   app.connect("autodoc-process-docstring", docstrings.to_rst, priority=100)  # before napoleon
