@@ -107,6 +107,12 @@ def test_a_plan_after_the_first_run_is_exploratory(tmp_path):
   assert "younger than the records of a" in plans.exploratory(plan, {"a": 999.0})[0]
 
 
+def test_the_order_of_contrasts_is_no_change(tmp_path):
+  pairs = (("gate", "standard"), ("rezero", "standard"))
+  first = plans.settle(tmp_path, made.plan(contrasts=pairs), begun=False)
+  assert plans.settle(tmp_path, made.plan(contrasts=pairs[::-1]), begun=True) == first
+
+
 def test_tuned_values_stay_while_grid_and_arm_are_the_same(tmp_path):
   plan = plans.settle(tmp_path, made.plan(tuning=TUNING), begun=False)
   assert plans.settle(tmp_path, made.plan(tuning=TUNING), begun=True) == plan
