@@ -15,7 +15,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from configs import base
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from configs import base, tiny
+from resjax.combinators import Standard
+from resjax.models import Decoder
+from resjax.train import experiment
 
 ROOT = Path(__file__).parents[1]
 # Modules for torch, which the library ships and reads as text, and never imports.
@@ -131,9 +138,32 @@ def _wheel() -> list[Path]:
   return [path for path in files if not path.is_relative_to(bench)]
 
 
+def forward_files() -> list[Path]:
+  """Returns the files of resjax of which a function runs in a forward pass of a small decoder.
+
+  It is made and traced with the settings of `configs/tiny.py`, and is given its combinator,
+  `standard`, as an object: how a system is found by its name is another way to read.
+  """
+  config = tiny.get_config()
+  decoder = experiment.build(config, jax.devices()[:1]).decoder
+  sizes = {"num_layers": decoder.num_layers, "d_model": decoder.d_model, "sites": decoder.sites}
+
+  def forward(tokens: jax.Array) -> jax.Array:
+    return Decoder(decoder, Standard(**sizes), rngs=nnx.Rngs(0))(tokens)
+
+  entered = set()
+  before = sys.getprofile()
+  sys.setprofile(lambda frame, event, _: event == "call" and entered.add(frame.f_code.co_filename))
+  try:
+    jax.eval_shape(forward, jax.ShapeDtypeStruct((1, 16), jnp.int32))
+  finally:
+    sys.setprofile(before)
+  return [path for path in python_files("resjax") if str(path) in entered]
+
+
 def figures() -> dict[str, int]:
   """Returns all counts by what they count."""
-  below = arrows()
+  below, forward = arrows(), forward_files()
   return {
     "rooms": len(below),
     "floors": floors(below),
@@ -145,6 +175,8 @@ def figures() -> dict[str, int]:
     "lines of resjax": _lines(python_files("resjax")),
     "lines of the wheel": _lines(_wheel()),
     "lines of torch sources": _lines(list(TORCH_SOURCES.rglob("*.py"))),
+    "files of a forward pass": len(forward),
+    "lines of a forward pass": _lines(forward),
     **{f"modules loaded for the {name}": _loaded(text) for name, text in _IMPORTS.items()},
   }
 

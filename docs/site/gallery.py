@@ -81,7 +81,7 @@ function above, and with every option those of [equations in float64 NumPy]({equ
 _SCANS = {  # by the strategy of the class
   "carry": (
     "the state has a fixed shape, so that `lax.scan` carries it and hands each layer its rows of"
-    " the parameters ([depth_strategies.py](../../../resjax/models/depth_strategies.py))."
+    " the parameters ([depth.py](../../../resjax/models/depth.py))."
   ),
   "history": (
     "layers append to one bank of sources, which a loop with a reverse pass of its own keeps once"

@@ -4,14 +4,14 @@ from .base import OUTPUT as OUTPUT
 from .base import SIZES as SIZES
 from .base import Combinator as Combinator
 from .base import Layer as Layer
+from .base import Norms as Norms
+from .base import PreNorm as PreNorm
 from .base import Strategy as Strategy
 from .base import TokenContext as TokenContext
 from .base import Views as Views
 from .base import check_option as check_option
 from .numerics import scaled_add as scaled_add
 from .outside import section as section
-from .pre_norm import Norms as Norms
-from .pre_norm import PreNorm as PreNorm
 from .registry import build as build
 from .registry import check_section as check_section
 from .registry import get as get

@@ -3,16 +3,16 @@
 import abc
 import dataclasses
 import inspect
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, TypeGuard
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from resjax.base import Array, PyTree
+from resjax.base import Array, PyTree, aligned, wide_dtype
 from resjax.base.sharding import Layout
 from resjax.combinators import costs
-from resjax.combinators.pre_norm import Norms
 
 Views = Mapping[str, Array]
 Layer = int | Array  # the index of a layer: a Python int in a loop, a traced scalar in a scan
@@ -21,6 +21,38 @@ Strategy = Literal["carry", "depth_blocks", "history", "loop"]
 FAMILIES = ("scalars", "gates", "streams", "depth readers", "dense mixes", "others")
 OUTPUT = "output"  # stands for the site of `Combinator.final`, the last read
 SIZES = ("num_layers", "d_model", "sites", "layout", "rngs")  # of every combinator, not options
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PreNorm:
+  """The norm in front of a branch, which a combinator may fuse into its read: an RMS norm.
+
+  y = x / sqrt(mean(x²) + eps) ⊙ scale over the last axis, in float32 or wider.
+
+  Attributes:
+    scale: the gain [D].
+    eps: the number that is added to the mean square.
+  """
+
+  scale: Array
+  eps: float = dataclasses.field(metadata={"static": True})
+
+  @jax.named_scope("norm")
+  def __call__(self, x: Array) -> Array:
+    """Returns the normalised x [..., D] in its dtype."""
+    wide = x.astype(wide_dtype(x))
+    inverse_rms = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+    return (wide * inverse_rms * aligned(self.scale, x)).astype(x.dtype)
+
+
+# By view, what normalises it: a `PreNorm`, or any function of an array [..., D].
+Norms = Mapping[str, Callable[[Array], Array]]
+
+
+def are_pre_norms(norms: Norms) -> TypeGuard[Mapping[str, PreNorm]]:
+  """Returns whether every view has a `PreNorm`, which a read may fuse."""
+  return all(isinstance(norm, PreNorm) for norm in norms.values())
 
 
 @jax.tree_util.register_dataclass

@@ -9,9 +9,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, PyTree
-from resjax.combinators.base import OUTPUT, Layer, Strategy, Views, check_option
+from resjax.combinators.base import (
+  OUTPUT,
+  Layer,
+  Norms,
+  PreNorm,
+  Strategy,
+  Views,
+  are_pre_norms,
+  check_option,
+)
 from resjax.combinators.depth_scores import DepthScores, Flag, Reader
-from resjax.combinators.pre_norm import Norms, PreNorm, are_pre_norms
 from resjax.combinators.source import DepthState, SourceMixer
 from resjax.kernels import IMPLEMENTATIONS
 from resjax.kernels.depth_attention import (

@@ -9,8 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from resjax.base import Array, PyTree, wide_dtype
-from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_option
-from resjax.combinators.pre_norm import Norms, PreNorm
+from resjax.combinators.base import (
+  Combinator,
+  Layer,
+  Norms,
+  PreNorm,
+  TokenContext,
+  Views,
+  check_option,
+)
 from resjax.kernels import IMPLEMENTATIONS, sum_of_products
 from resjax.kernels.streams import (
   Coefficients,

@@ -1,12 +1,12 @@
 from . import depth as depth
 from . import parameters as parameters
-from .config import MOST_LAYERS as MOST_LAYERS
 from .config import DecoderConfig as DecoderConfig
 from .config import DepthValuesConfig as DepthValuesConfig
 from .config import LayerRope as LayerRope
 from .config import ResidualConfig as ResidualConfig
 from .config import ShortSWAConfig as ShortSWAConfig
 from .config import ValueGateConfig as ValueGateConfig
+from .config_checks import MOST_LAYERS as MOST_LAYERS
 from .decode_cache import DecodeCache as DecodeCache
 from .decoder import Decoder as Decoder
 from .decoder import Probed as Probed

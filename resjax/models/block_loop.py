@@ -38,7 +38,7 @@ def block_loop(
   and never zeroed: of each leaf [S, ...] a site uses a row of its own, and writes that
   (`depth_attention_merge`). No gradient flows through what the layers give besides the state.
 
-  See `resjax.models.depth_strategies` for arguments and results.
+  See `resjax.models.depth` for arguments and results.
   """
   smooth, constant = _by_type(context)
   state: DepthState = carried.state

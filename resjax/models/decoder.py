@@ -1,6 +1,5 @@
 """A decoder whose residual path is a combinator."""
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -8,7 +7,6 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 
 from resjax import combinators
 from resjax.base import Array, PyTree, wide_dtype
@@ -17,6 +15,7 @@ from resjax.combinators import OUTPUT
 from resjax.models import depth
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import DecodeCache, FirstTokens, TokensInCache, TokensInRows
+from resjax.models.decoding import Decoding
 from resjax.models.layer import (
   Branches,
   Layer,
@@ -25,7 +24,7 @@ from resjax.models.layer import (
   check_norm_gate,
   decoder_norm,
 )
-from resjax.models.values import ValueMixing, ValueParameters
+from resjax.models.values import ValueMixing, ValueParameters, ValueRows
 from resjax.nn import Embedding, Identity, Keys, KeyValues
 
 T = TypeVar("T")
@@ -106,7 +105,9 @@ class Decoder(nnx.Module):
     self.layers = jax.vmap(
       lambda key: Layer(config, self.combinator, layout, nnx.Rngs(params=key))
     )(jax.random.split(keys("layers").params(), config.num_layers))
-    values = ValueParameters.of(config, layout, keys("values"))
+    values = ValueParameters()
+    if config.mixes_values:
+      values = ValueParameters.of(config, layout, keys("values"))
     self.value_weights, self.value_gate, self.value_share = values
     normalised = not self.combinator.final_norm
     self.final_norm = Identity() if normalised else decoder_norm(config, keys("final_norm"))
@@ -203,21 +204,22 @@ class Decoder(nnx.Module):
       first = branches.layer(jax.tree.map(lambda leaf: leaf[0], rows))
       return first.values(self.config.attention_site, views)
 
-    rows = LayerRows(layers, values.rows(), window, rope, past or {})
+    mixed = ValueRows() if values is None else values.rows()
+    rows = LayerRows(layers, mixed, window, rope, past or {})
     x = self.embed(tokens, place.positions)
     x = self.layout.constrain(x, "batch", "tokens", "embed")
     context = LayerContext(None, place)
     if self.config.short_lengths:
       lengths = _document_lengths(place.positions, place.segment_ids)
       context = context._replace(lengths=lengths)
-    if values.needs_first:
+    if values is not None and values.needs_first:
       context = context._replace(first_values=first_values(rows, x, context, token_context))
     return {
       "layers": rows,
       "x": x,
       "branch": branches,
       "pre_norms": branches.pre_norms,
-      "relay": _relay(values, x),
+      "relay": None if values is None else _relay(values, x),
       "context": context,
       "tokens": token_context,
       "unroll": self.config.depth == "loop",
@@ -247,39 +249,8 @@ class Decoder(nnx.Module):
     Raises:
       ValueError: it is known that they do not fit.
     """
-    cache.check_room(tokens.shape[1])
-    if segment_ids is None or tokens.shape[1] == 1:
-      segment_ids = jnp.ones_like(tokens) if segment_ids is None else segment_ids
-      return self._decode_or_again(tokens, cache, segment_ids)
-    # Padding goes behind the tokens of its row, where it is in no token's way.
-    order = jnp.argsort(segment_ids <= 0, axis=1, stable=True)
-    tokens, segment_ids = (jnp.take_along_axis(a, order, axis=1) for a in (tokens, segment_ids))
-    hidden, cache = self._decode_or_again(tokens, cache, segment_ids)
-    return jnp.take_along_axis(hidden, jnp.argsort(order, axis=1)[..., None], axis=1), cache
-
-  def _decode_or_again(
-    self, tokens: Array, cache: DecodeCache, segment_ids: Array
-  ) -> tuple[Array, DecodeCache]:
-    """`decode` for rows whose padding comes last."""
-    count = tokens.shape[1]
-
-    def on() -> tuple[Array, DecodeCache]:
-      return self._decode(tokens, cache, segment_ids)
-
-    def again() -> tuple[Array, DecodeCache]:
-      # In a long row the hidden states of earlier tokens are others too, so that no key stays.
-      rows, ids = cache.rows(tokens, segment_ids)
-      hidden, new = self.decode(rows, self.empty_cache(len(rows), cache.size), ids)
-      hidden = lax.dynamic_slice_in_dim(hidden, cache.length, count, axis=1)
-      return hidden, dataclasses.replace(new, length=jnp.asarray(cache.length) + count)
-
-    borders = [length for length in self.config.short_lengths if length < cache.size]
-    if cache.is_empty or not borders:
-      return on()
-    earlier = cache.counts()
-    after = earlier + jnp.sum(segment_ids > 0, axis=1)
-    crosses = [(earlier > 0) & (earlier <= border) & (border < after) for border in borders]
-    return lax.cond(jnp.any(jnp.stack(crosses)), again, on)
+    steps = Decoding(self._decode, self.empty_cache, self.config.short_lengths)
+    return steps.decode(tokens, cache, segment_ids)
 
   def _decode(
     self, tokens: Array, cache: DecodeCache, segment_ids: Array
@@ -296,8 +267,10 @@ class Decoder(nnx.Module):
     new_cache = cache.advance(tokens, segment_ids, new, self.combinator.next_cache(state))
     return hidden, new_cache
 
-  def _values(self) -> ValueMixing:
-    """Returns how attentions mix other values into their own, with its parameters."""
+  def _values(self) -> ValueMixing | None:
+    """Returns how attentions mix other values into their own, with its parameters; None: not."""
+    if not self.config.mixes_values:
+      return None
     parameters = ValueParameters(self.value_weights, self.value_gate, self.value_share)
     return ValueMixing(self.config, self.layout, parameters)
 

@@ -2,7 +2,7 @@
 
 A layer is, for each of its sites, a read, a branch and a write. `run_layers` repeats that over L
 stacked layers: as a scan whose treatment of the depth state the combinator chooses by
-`Combinator.strategy` (see `resjax.models.depth_strategies`), or as a Python loop with the same
+`Combinator.strategy`, or as a Python loop with the same
 values and gradients. It can also collect something of every layer: what the branches keep for
 decoding, or what a probe measures. `run` is the short form for models that want the output alone.
 """
@@ -12,12 +12,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
 from resjax.base import Array, PyTree
 from resjax.combinators import Combinator, Norms, TokenContext, Views
-from resjax.models.depth_strategies import STRATEGIES, loop
+from resjax.models.block_loop import block_loop
 from resjax.models.layer_stack import Carried, LayerStep, Stack
 from resjax.nn import PRODUCT
 
@@ -203,8 +204,50 @@ def over_layers(
     # The loop numbers the layers by Python ints, which combinators may look up.
     static = (0,) if unroll else ()
     layer = jax.checkpoint(layer, policy=_POLICIES[remat], prevent_cse=False, static_argnums=static)
-  strategy = loop if unroll else STRATEGIES[combinator.strategy]
+  strategy = _loop if unroll else _STRATEGIES[combinator.strategy]
   return partial(strategy, combinator, layer, shared, stack)
+
+
+def _loop(
+  combinator: Combinator, layer: LayerStep, shared: PyTree, stack: Stack,
+  carried: Carried, context: PyTree,
+) -> tuple[Carried, PyTree]:  # fmt: skip
+  """Runs the layers one after another in Python, for any combinator."""
+  found = []
+  for index in range(combinator.num_layers):
+    row = jax.tree.map(lambda leaf, i=index: leaf[i], stack)
+    carried, of_layer = layer(index, carried, shared, row, context)
+    found.append(of_layer)
+  return carried, jax.tree.map(lambda *rows: jnp.stack(rows), *found)
+
+
+def _carry(
+  combinator: Combinator, layer: LayerStep, shared: PyTree, stack: Stack,
+  carried: Carried, context: PyTree,
+) -> tuple[Carried, PyTree]:  # fmt: skip
+  """Runs the layers in a scan that carries the state."""
+
+  def body(carried: Carried, indexed: tuple[Array, Stack]) -> tuple[Carried, PyTree]:
+    index, row = indexed
+    return layer(index, carried, shared, row, context)
+
+  return lax.scan(body, carried, (jnp.arange(combinator.num_layers), stack))
+
+
+# What a scan does with the depth state, by `Combinator.strategy`. Each strategy is called as
+# strategy(combinator, layer, shared, stack, carried, context), with layer(index, carried, shared,
+# row of the stack, context) for one layer, and returns what the last layer leaves and what the
+# layers gave besides, with a leading axis L. What layers hand on besides the depth state (`Relay`)
+# is kept once per layer.
+_STRATEGIES: dict[str, Callable[..., tuple[Carried, PyTree]]] = {
+  # The state has a fixed shape and is kept once per layer.
+  "carry": _carry,
+  # The state is a list of sources: the last layer of a depth block appends to a bank, and what the
+  # layers of a block carry among them is kept once per layer.
+  "depth_blocks": block_loop,
+  # The same, where every layer appends.
+  "history": block_loop,
+}
 
 
 def combinator_of(graphdef: nnx.GraphDef, shared: PyTree, row: Stack) -> Combinator:

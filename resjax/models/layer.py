@@ -25,6 +25,7 @@ from resjax.nn import (
   NormGate,
   Rope,
   Rotation,
+  ValueMixer,
   make_norm,
 )
 
@@ -172,13 +173,13 @@ class Branches:
 
   Attributes:
     graphdef: what makes a `Layer` of its parameters.
-    values: what layers mix into the values of their attention.
+    values: what layers mix into the values of their attention; None: nothing.
     windows: the different windows of the attention.
     ropes: its different rotations; None: no rotation.
   """
 
   graphdef: nnx.GraphDef
-  values: ValueMixing
+  values: ValueMixing | None
   windows: tuple[int, ...]
   ropes: tuple[Rope | None, ...]
 
@@ -206,7 +207,9 @@ class Branches:
       [B, T, D]; and of an attention, the keys and values of the T tokens.
     """
     layer, tokens = self.layer(row), context.tokens
-    mixers = self.values.mixers(row.values, context.first_values, context.bank)
+    mixers: tuple[ValueMixer, ...] = ()
+    if self.values is not None:
+      mixers = self.values.mixers(row.values, context.first_values, context.bank)
     window = Window(self.windows, row.window)
     rotation = Rotation(self.ropes, row.rope, context.lengths)
     seen: dict[str, Array] = {}

@@ -82,6 +82,6 @@ def not_divisible(what: str, axis: str, layout: Layout, times: int = 1) -> str:
     layout: the mesh and the rules.
     times: what the size must be divisible by besides the number of devices.
   """
-  names = layout.rules.axes(axis)
+  names = layout.axes(axis)
   factors = " × ".join(f"config.mesh.{name}={layout.mesh.shape[name]}" for name in names)
   return f"{what} is not divisible by {layout.num_shards(axis) * times}, that is {factors}"

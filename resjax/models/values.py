@@ -44,9 +44,9 @@ class ValueParameters(NamedTuple):
     share: λ of the mix over depth [L - 1].
   """
 
-  weights: nnx.Param | None
-  gate: Linear | None
-  share: nnx.Param | None
+  weights: nnx.Param | None = None
+  gate: Linear | None = None
+  share: nnx.Param | None = None
 
   @classmethod
   def of(cls, config: DecoderConfig, layout: Layout, rngs: nnx.Rngs) -> "ValueParameters":

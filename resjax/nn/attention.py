@@ -17,9 +17,8 @@ from resjax.kernels.self_attention import (
   causal_attention,
   prompt_attention,
 )
-from resjax.nn.keys import Keys
 from resjax.nn.kv_cache import KeyValues
-from resjax.nn.linear import Linear, shared
+from resjax.nn.linear import Keys, Linear, shared
 from resjax.nn.norm import Identity, Norm, make_norm
 from resjax.nn.rope import NOT_ROTATED, Rotation, rope
 from resjax.nn.values import Projected, ValueMixer

@@ -1,9 +1,13 @@
-"""Linear maps with logical axes, whose products are summed in float32 over devices too."""
+"""Linear maps, embeddings and MLPs, and the random numbers that parameters start from.
+
+Products are summed in float32 over devices too.
+"""
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +16,46 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from resjax.base import Array, aligned, rounded, wide_dtype
-from resjax.base.sharding import Layout, cotangent, whole
+from resjax.base.sharding import Layout, cotangent, take_rows, whole
 
 PRODUCT = "product"  # the name of every linear map's result, for policies of recomputation
+# TPUs keep narrower rows as if they were so wide.
+_LANES = 128
+_gelu_tanh = functools.partial(jax.nn.gelu, approximate=True)
+_gelu_exact = functools.partial(jax.nn.gelu, approximate=False)
+
+# Name -> activation, and whether there is a gate.
+_KINDS: dict[str, tuple[Callable[[Array], Array], bool]] = {
+  "swiglu": (jax.nn.silu, True),
+  "geglu": (_gelu_tanh, True),
+  "gelu": (_gelu_tanh, False),
+  "gelu_exact": (_gelu_exact, False),
+}
+MLPS = tuple(_KINDS)
+
+
+class Keys:
+  """Gives each part of a module a source of initial values that follows from its name.
+
+  So a parameter's first values depend on the seed and on its path, such as
+  layers/attention/q_proj/kernel, and not on which parts are made before it. Models that differ in
+  some parts begin with the same values of all others.
+
+  Args:
+    rngs: the source of the module, from which one key is drawn.
+  """
+
+  def __init__(self, rngs: nnx.Rngs):
+    self._key = rngs.params()
+
+  def __call__(self, name: str) -> nnx.Rngs:
+    """Returns the source of the part of this name."""
+    rngs = nnx.Rngs(params=self._key)
+    # A source mixes its key with the number of each draw. This first number follows from the name,
+    # so that a part costs no more to compile than a draw. Python's own hash of a text would differ
+    # from process to process.
+    rngs.params.count[...] = jnp.uint32(zlib.crc32(name.encode()))
+    return rngs
 
 
 class Linear(nnx.Module):
@@ -102,6 +143,121 @@ def _widened_backward(like: Array, grad: Array) -> tuple[Array]:
 
 
 _widened.defvjp(_widened_forward, _widened_backward)
+
+
+class Embedding(nnx.Module):
+  """x_t = s E[token_t] (+ P[position_t]) with s = 1 or √D, rounded to the dtype of the result.
+
+  Where D of a table is split over devices, each of them looks up its columns for the tokens of all,
+  and they exchange what they found. To gather the table, and to scatter its gradient, would mostly
+  take more bytes, since a device rarely has more tokens than there are rows; but it is done where a
+  device has only few columns.
+
+  Args:
+    vocab_size: the size of the vocabulary V.
+    d_model: the model width D.
+    max_positions: the number of rows of P; 0: no P, because positions are rotary, in attention.
+    scaled: whether s = √D, as in Gemma (arXiv 2403.08295).
+    std: the standard deviation of both tables at init.
+    dtype: the dtype of the result.
+    layout: the mesh and sharding rules of the activations.
+    rngs: the source of the initial values.
+  """
+
+  def __init__(
+    self, vocab_size: int, d_model: int, *, max_positions: int, scaled: bool = False,
+    std: float, dtype: jax.typing.DTypeLike, layout: Layout, rngs: nnx.Rngs,
+  ):  # fmt: skip
+    init = nnx.initializers.normal(std)
+    self.dtype, self.layout, self.scaled = dtype, layout, scaled
+    keys, axes = Keys(rngs), ("vocab", "embed_param")
+    self.embedding = nnx.Param(init(keys("embedding").params(), (vocab_size, d_model)), axes=axes)
+    places = keys("positions").params()
+    table = init(places, (max_positions, d_model)) if max_positions else None
+    self.positions = None if table is None else nnx.Param(table, axes=(None, "embed_param"))
+
+  @jax.named_scope("embedding")
+  def __call__(self, tokens: Array, positions: Array) -> Array:
+    """Maps tokens and positions [B, T] to [B, T, D]."""
+    x = self._rows(self.embedding, "vocab", tokens)
+    if self.scaled:
+      x = x * jnp.asarray(x.shape[-1] ** 0.5, x.dtype)
+    return x if self.positions is None else x + self._rows(self.positions, None, positions)
+
+  def _rows(self, parameter: nnx.Param, axis: str | None, index: Array) -> Array:
+    """Returns the rows [B, T, D] of a table [axis, D] that an index [B, T] names."""
+    width = parameter.shape[-1] // self.layout.num_shards("embed_param")
+    exchanged = [*self.layout.by_columns()] if width >= _LANES else []
+    layouts = [*exchanged, self.layout]
+    table = parameter[...] if exchanged else self.layout.constrain(parameter[...], axis, "embed")
+    rows = take_rows(table, layouts[0].constrain(index, "batch", "tokens"))
+    # The cast comes after the lookup, so that the gradient of a frequent token, which is a long
+    # sum, is summed in float32.
+    rows = rows.astype(self.dtype)
+    for layout in layouts:
+      rows = layout.constrain(rows, "batch", "tokens", "embed")
+    return rows
+
+
+def is_gated(name: str) -> bool:
+  """Returns whether the MLP of this name has a W_gate."""
+  return _KINDS[name][1]
+
+
+class MLP(nnx.Module):
+  """W_down (act(W_gate x) ⊙ W_up x) where there is a gate, else W_down act(W_up x).
+
+  `swiglu` has silu and a gate, `geglu` gelu and a gate; `gelu` and `gelu_exact` have no gate. The
+  gelu of `geglu` and `gelu` is the tanh approximation.
+
+  Args:
+    name: one of `MLPS`.
+    d_model: the model width D.
+    mlp_dim: the inner width F.
+    bias: whether the linear maps have biases.
+    std: the standard deviation of W_gate and W_up at init.
+    out_std: the standard deviation of W_down at init.
+    dtype: the dtype of the activations.
+    layout: the mesh and sharding rules of the activations.
+    rngs: the source of the initial values.
+
+  Source: GLU variants, arXiv 2002.05202; GPT-2 (tanh); Pythia (exact), arXiv 2304.01373.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    d_model: int,
+    mlp_dim: int,
+    *,
+    bias: bool,
+    std: float,
+    out_std: float,
+    dtype: jax.typing.DTypeLike,
+    layout: Layout,
+    rngs: nnx.Rngs,
+  ):
+    common: dict[str, Any] = {"bias": bias, "dtype": dtype, "layout": layout}
+    keys, inward = Keys(rngs), ("embed_param", "mlp")
+    self.layout = layout
+    self.activation, gated = _KINDS[name]
+    into = functools.partial(Linear, d_model, mlp_dim, inward, std=std, **common)
+    self.gate_proj = into(rngs=keys("gate_proj")) if gated else None
+    self.up_proj = into(rngs=keys("up_proj"))
+    out: dict[str, Any] = {"std": out_std, "rngs": keys("down_proj")}
+    self.down_proj = Linear(mlp_dim, d_model, inward[::-1], **out, **common)
+
+  @jax.named_scope("mlp")
+  def __call__(self, x: Array) -> Array:
+    """Maps x [B, T, D] to the output [B, T, D]."""
+    x = shared(x, self.layout, "mlp")
+    hidden = self.up_proj(x)
+    if self.gate_proj is None:
+      hidden = self.activation(hidden)
+    else:
+      hidden = self.activation(self.gate_proj(x)) * hidden
+    hidden = self.layout.constrain(hidden, "batch", "tokens", "mlp")
+    return self.down_proj(hidden)
 
 
 class _Form(NamedTuple):

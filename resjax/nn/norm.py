@@ -7,8 +7,7 @@ from flax import nnx
 
 from resjax.base import Array, promoting, wide_dtype
 from resjax.base.sharding import Layout
-from resjax.nn.keys import Keys
-from resjax.nn.linear import Linear
+from resjax.nn.linear import Keys, Linear
 
 NORMS = ("rmsnorm", "layernorm")
 NORM_GATES = ("neutral", "published")

@@ -17,7 +17,7 @@ from resjax.models.config import (
   ValueGateConfig,
 )
 from resjax.models.decoder import Decoder
-from resjax.nn.rope import RopeScaling
+from resjax.nn.rope_scaling import RopeScaling
 
 STYLES = ("gpt2", "llama")
 

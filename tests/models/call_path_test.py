@@ -71,3 +71,11 @@ def test_the_files_that_the_document_names_exist():
   named = set(re.findall(r"(?:resjax|configs|launch|tests)/[\w/]+(?:\.py|/)(?![\w/])", text))
   assert len(named) > 15
   assert [path for path in sorted(named) if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
+def test_the_reading_order_is_short_and_has_the_lines_that_it_says():
+  text = (ROOT / "docs" / "architecture.md").read_text().partition("## A reading order")[2]
+  rows = re.findall(r"^\| `(\S+\.py)` \| (\d+) \|", text.partition("\n## ")[0], re.MULTILINE)
+  assert 0 < len(rows) <= 10
+  found = {path: len((ROOT / path).read_text().splitlines()) for path, _ in rows}
+  assert found == {path: pytest.approx(int(said), rel=0.1, abs=10) for path, said in rows}

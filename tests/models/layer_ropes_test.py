@@ -11,7 +11,8 @@ from flax import nnx
 from configs import base
 from resjax.models.config import LayerRope, ShortSWAConfig
 from resjax.models.sampling import generate
-from resjax.nn.rope import Rope, RopeScaling, Rotation, rope
+from resjax.nn.rope import Rope, Rotation, rope
+from resjax.nn.rope_scaling import RopeScaling
 from resjax.testing.compare import assert_close
 from resjax.train import experiment
 from resjax.train.runs import workdir

@@ -19,7 +19,8 @@ from resjax.models.decoder import Decoder
 from resjax.models.flops import forward_flops_per_token
 from resjax.models.losses import cross_entropy
 from resjax.models.model_def import ModelDef
-from resjax.nn.rope import RopeScaling, Rotation
+from resjax.nn.rope import Rotation
+from resjax.nn.rope_scaling import RopeScaling
 from resjax.testing.compare import assert_close
 from tests.helpers import decoders
 from tests.helpers.losses import text_loss

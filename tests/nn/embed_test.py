@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from resjax.base.sharding import Layout
-from resjax.nn.embed import Embedding
+from resjax.nn.linear import Embedding
 from resjax.testing.compare import assert_close
 from tests.helpers import layouts
 

@@ -9,11 +9,10 @@ import pytest
 from flax import nnx
 
 from resjax.base.sharding import Layout
-from resjax.nn.embed import Embedding
-from resjax.nn.linear import Linear
-from resjax.nn.mlp import MLP
+from resjax.nn.linear import MLP, Embedding, Linear
 from resjax.nn.norm import make_norm
-from resjax.nn.rope import Rope, RopeScaling, Rotation, rope
+from resjax.nn.rope import Rope, Rotation, rope
+from resjax.nn.rope_scaling import RopeScaling
 from resjax.testing.compare import assert_close
 
 D, F = 12, 20

@@ -56,9 +56,13 @@ class Layout:
     """`tpu`, `gpu` or `cpu`: where the program will run, not where it is compiled."""
     return self.device.platform
 
+  def axes(self, axis: str) -> tuple[str, ...]:
+    """Returns the mesh axes that split a logical axis."""
+    return getattr(self.rules, axis)
+
   def spec(self, *axes: str | None) -> PartitionSpec:
     """Returns the partition of an array with these logical axes."""
-    return PartitionSpec(*[(self.rules.axes(axis) or None) if axis else None for axis in axes])
+    return PartitionSpec(*[(self.axes(axis) or None) if axis else None for axis in axes])
 
   def sharding(self, *axes: str | None) -> NamedSharding | None:
     """Returns the sharding of an array with these logical axes; None without a mesh."""
@@ -73,7 +77,7 @@ class Layout:
     for count in range(len(self.rules.embed_param), 0, -1):
       split = self.rules.embed_param[:count]
       rest = {
-        axis: tuple(name for name in self.rules.axes(axis) if name not in split)
+        axis: tuple(name for name in self.axes(axis) if name not in split)
         for axis in ("batch", "tokens")
       }
       yield Layout(self.mesh, dataclasses.replace(self.rules, embed=split, **rest))
@@ -177,7 +181,7 @@ class Layout:
 
   def num_shards(self, axis: str) -> int:
     """Returns the number of parts that a logical axis is split into."""
-    return math.prod(self.mesh.shape[mesh_axis] for mesh_axis in self.rules.axes(axis))
+    return math.prod(self.mesh.shape[mesh_axis] for mesh_axis in self.axes(axis))
 
 
 def make_layout(

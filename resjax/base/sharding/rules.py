@@ -61,14 +61,10 @@ class Rules:
             "split both; take it from one of them"
           )
 
-  def axes(self, axis: str) -> tuple[str, ...]:
-    """Returns the mesh axes that split a logical axis."""
-    return getattr(self, axis)
-
   @property
   def used(self) -> set[str]:
     """The mesh axes that split any logical axis."""
-    return {name for axis in LOGICAL_AXES for name in self.axes(axis)}
+    return {name for axis in LOGICAL_AXES for name in getattr(self, axis)}
 
 
 LOGICAL_AXES = tuple(field.name for field in dataclasses.fields(Rules) if field.name != "moments")

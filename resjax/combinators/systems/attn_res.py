@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.base import Layer, PreNorm, TokenContext, Views
 from resjax.combinators.depth_reader import OutputReader
-from resjax.combinators.pre_norm import PreNorm
 from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources
 

@@ -7,10 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from resjax.base import Array
-from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_flag, check_option
+from resjax.combinators.base import (
+  OUTPUT,
+  Layer,
+  PreNorm,
+  TokenContext,
+  Views,
+  check_flag,
+  check_option,
+)
 from resjax.combinators.depth_reader import DepthBlocks, OutputReader
 from resjax.combinators.numerics import rms_normalized
-from resjax.combinators.pre_norm import PreNorm
 from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources, depth_attention_merge
 

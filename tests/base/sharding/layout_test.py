@@ -99,14 +99,14 @@ def test_rules_that_leave_devices_idle_are_refused():
   ],
 )
 def test_rules_that_cannot_be_are_refused(rule, message):
-  table = {axis: layouts.sharding().rules.axes(axis) for axis in LOGICAL_AXES}
+  table = {axis: getattr(layouts.sharding().rules, axis) for axis in LOGICAL_AXES}
   with pytest.raises(ValueError, match=message) as raised:
     Rules(**table | rule)
   assert str(raised.value).startswith("config.sharding: ")
 
 
 def test_a_table_of_lists_is_one_of_tuples():
-  table = {axis: list(layouts.sharding().rules.axes(axis)) for axis in LOGICAL_AXES}
+  table = {axis: list(getattr(layouts.sharding().rules, axis)) for axis in LOGICAL_AXES}
   assert make_layout(MeshConfig(), ShardingConfig("mine", Rules(**table))).rules == (
     layouts.sharding().rules
   )

@@ -8,7 +8,7 @@ import pytest
 from resjax.base.sharding import Layout
 from resjax.interop import huggingface
 from resjax.models.parameters import parameters
-from resjax.nn.rope import RopeScaling
+from resjax.nn.rope_scaling import RopeScaling
 
 # The files of these models, without settings that do not matter.
 PUBLISHED = {

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from resjax.data.tokenizer import ByteTokenizer, train_bpe
 from resjax.interop import huggingface
 from resjax.models.config import LayerRope, MupConfig, ShortSWAConfig
-from resjax.nn.rope import RopeScaling
+from resjax.nn.rope_scaling import RopeScaling
 from tests.helpers import decoders, layouts, walks
 from tests.interop.huggingface.golden_test import FOLDER, NAMES
 from tests.interop.huggingface.remote_code.cases import longrope

@@ -11,7 +11,7 @@ from resjax.base.sharding import Layout
 from resjax.interop import huggingface
 from resjax.models.config import LayerRope
 from resjax.models.parameters import parameters
-from resjax.nn.rope import RopeScaling
+from resjax.nn.rope_scaling import RopeScaling
 from tests.interop.huggingface.config_test import write
 from tests.interop.huggingface.export_test import assert_same
 from tests.interop.huggingface.golden_test import FOLDER

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from resjax.interop import huggingface
-from resjax.nn.rope import RopeScaling
+from resjax.nn.rope_scaling import RopeScaling
 from tests.golden.huggingface import rope
 from tests.interop.huggingface.config_test import PUBLISHED, write
 

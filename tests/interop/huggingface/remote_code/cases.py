@@ -9,7 +9,7 @@ from resjax.models.config import (
   ShortSWAConfig,
   ValueGateConfig,
 )
-from resjax.nn.rope import RopeScaling
+from resjax.nn.rope_scaling import RopeScaling
 from tests.helpers import decoders, systems
 from tests.interop.huggingface.remote_code.folders import Case
 
