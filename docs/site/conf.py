@@ -40,8 +40,12 @@ apidoc_modules = [
     "destination": "generated/api",
     "max_depth": 4,
     "module_first": True,  # what a package is for, and then its modules
-    # Its functions are on the page of its package; one of them has the name of the module.
-    "exclude_patterns": ["../../resjax/interop/huggingface/remote_code/settings.py"],
+    "exclude_patterns": [
+      # Its functions are on the page of its package; one of them has the name of the module.
+      "../../resjax/interop/huggingface/remote_code/settings.py",
+      # Each defines the flags of a process of its own; docs/commands.md shows what they take.
+      "../../resjax/cli/commands",
+    ],
   }
 ]
 autodoc_mock_imports = ["lm_eval"]  # an extra with torch
