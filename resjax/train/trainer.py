@@ -173,7 +173,8 @@ class Trainer:
     """Writes the record of a run that has trained no step yet, in process 0."""
     if jax.process_index() == 0:
       folder = workdir.place(self.run.workdir)
-      workdir.begin(folder, self.run, self.dataset, self.costs, self._born)
+      if workdir.begun(folder) is None:
+        workdir.write(folder, self.run, self.dataset, self.costs, self._born, after=None)
 
   def sign(self, values: Metrics) -> None:
     """Notes in the record of the run that its settings hold from the first step here on.

@@ -278,14 +278,16 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   return [f"{key} was {old.get(key)!r} and is {new.get(key)!r}" for key in changed]
 
 
-def begin(
+def write(
   folder: Location,
   run: Run,
   dataset: DatasetSummary,
   costs: Mapping[str, float],
   lineage: Mapping[str, Any] | None = None,
+  *,
+  after: int | None = 0,
 ) -> None:
-  """Writes the record of a run that has trained no step, unless the folder holds one that has.
+  """Writes the record of a run, the digests of its documents, and a copy of the tokenizer.
 
   Args:
     folder: the folder of the run.
@@ -294,41 +296,14 @@ def begin(
     costs: what its model costs, see `resjax.train.run_tables.model_costs`.
     lineage: the random name of the run and its parent, see `resjax.train.runs.lineage.record`;
       None: the run has no checkpoints.
+    after: the step behind which the settings of the run hold. Steps behind it that were trained
+      earlier are dropped from the record: no checkpoint has them. None: no step was trained yet.
   """
-  if begun(folder) is None:
-    _write(folder, run, dataset, costs, lineage, [])
-
-
-def write(
-  folder: Location,
-  run: Run,
-  dataset: DatasetSummary,
-  costs: Mapping[str, float],
-  lineage: Mapping[str, Any] | None = None,
-  *,
-  after: int = 0,
-) -> None:
-  """Writes the record of a run whose settings hold from the step behind `after` on.
-
-  Steps behind `after` that were trained earlier are dropped from the record: no checkpoint has
-  them. Takes the arguments of `begin`.
-  """
-  old = begun(folder)
-  now = Part(after + 1, history.settings(run.resolved), environment.current())
-  parts = history.continued(old.parts if old else [], now)
-  _write(folder, run, dataset, costs, lineage, parts)
-
-
-def _write(
-  folder: Location,
-  run: Run,
-  dataset: DatasetSummary,
-  costs: Mapping[str, float],
-  lineage: Mapping[str, Any] | None,
-  parts: list[Part],
-) -> None:
-  """Writes the record, the digests of the documents, and a copy of the tokenizer."""
-  last = parts[-1].environment if parts else environment.current()
+  now, parts = environment.current(), list[Part]()
+  if after is not None:
+    old = begun(folder)
+    part = Part(after + 1, history.settings(run.resolved), now)
+    parts = history.continued(old.parts if old else [], part)
   content = {
     "lineage": lineage,
     "config": run.resolved,
@@ -336,7 +311,7 @@ def _write(
     "data_fingerprint": dataset.fingerprint,
     "costs": costs,
     "compiler_options": dict(run.compiler_options),
-    "environment": dataclasses.asdict(last),
+    "environment": dataclasses.asdict(parts[-1].environment if parts else now),
     "history": [dataclasses.asdict(part) for part in history.short(parts)],
   }
   run_text.write(folder, dataset)
