@@ -8,12 +8,13 @@ Each room is imported when it is asked for; those of the trainer need the extra 
 """
 
 import sys
+from importlib.machinery import PathFinder
 
 import lazy_loader
 
 from resjax.base import Finder
 
-if Finder not in sys.meta_path:
-  sys.meta_path.insert(0, Finder)
+if Finder not in sys.meta_path:  # behind import hooks of others, such as type checkers
+  sys.meta_path.insert(sys.meta_path.index(PathFinder), Finder)
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -17,12 +17,16 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-Array = jax.Array
+if TYPE_CHECKING:
+  Array = jax.Array
+else:  # checks of annotations take both, as functions do
+  Array = jax.Array | np.ndarray
 PyTree = Any
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -6,6 +6,7 @@ from functools import partial, reduce
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Num
 
 from resjax.base import Array, wider
 
@@ -13,7 +14,7 @@ _FEW = 32
 
 
 @partial(jax.checkpoint, prevent_cse=False)  # or the derivatives of both ways would be kept
-def sum_of_products(weights: Array, values: Array) -> Array:
+def sum_of_products(weights: Num[Array, "N ..."], values: Num[Array, "N ..."]) -> Num[Array, "..."]:
   """Returns Σ_n weights_n ⊙ values_n over the first axis, [...].
 
   XLA takes more than ten times as long to reduce a first axis on a CPU as to add its terms one

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import jax
+from jaxtyping import Bool, Float
 
 from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout, cotangent
@@ -20,21 +21,21 @@ from resjax.kernels.depth_attention.sources import Sources
 
 
 def depth_attention(
-  sources: Sources | Sequence[Array],
-  query: Array,
+  sources: Sources | Sequence[Float[Array, "*tokens D"]],
+  query: Float[Array, " D"],
   *,
-  key_scale: Array | None = None,
-  addend: Array | None = None,
-  out_norm_scale: Array | None = None,
+  key_scale: Float[Array, " D"] | None = None,
+  addend: Float[Array, "*tokens D"] | None = None,
+  out_norm_scale: Float[Array, " D"] | None = None,
   num_heads: int = 1,
   eps: float = 1e-6,
   out_norm_eps: float | None = None,
-  last_valid: Array | bool = True,
+  last_valid: Bool[Array, ""] | bool = True,
   return_sources: bool = False,
   layout: Layout | None = None,
   implementation: str | None = None,
   interpret: Any = False,
-) -> Array | tuple[Array, Sources]:
+) -> Float[Array, "*tokens D"] | tuple[Float[Array, "*tokens D"], Sources]:
   """Softmax attention of one query over depth sources, separately for every token.
 
   s_n = query · (key_scale ⊙ RMS(v_n)),  p = softmax_n(s),  h = Σ_n p_n v_n
@@ -59,12 +60,12 @@ def depth_attention(
   source and read stays alive until all of them are summed.
 
   Args:
-    sources: N arrays [..., D], or `Sources`; at least one of them valid.
-    query: pseudo-query [D].
-    key_scale: gain of the key norm [D]; None is 1.
-    addend: array [..., D] that is added to the last of `sources` (of `Sources.recent`) first; it
+    sources: N arrays, or `Sources`; at least one of them valid.
+    query: pseudo-query.
+    key_scale: gain of the key norm; None is 1.
+    addend: array that is added to the last of `sources` (of `Sources.recent`) first; it
       needs `return_sources`, because the sum is one of the returned sources.
-    out_norm_scale: gain [D] of an RMS norm of the output; None: the output is h.
+    out_norm_scale: gain of an RMS norm of the output; None: the output is h.
     num_heads: H, a divisor of D.
     eps: number added to the mean square of a source.
     out_norm_eps: number added to the mean square of h in its norm; default: eps.
@@ -77,7 +78,7 @@ def depth_attention(
       argument `interpret` of a Pallas call takes.
 
   Returns:
-    h [..., D] in the dtype of the sources; logits, softmax and sum are at least float32. With
+    h in the dtype of the sources; logits, softmax and sum are at least float32. With
     `return_sources` also the sources, with the addend in the last one.
 
   Raises:

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Bool, Float, Int, Num
 
 from resjax.base import Array
 
@@ -29,8 +30,8 @@ class Sources:
   bank: Array | None = None
   num_valid: Array | int = 0
 
-  def append(self, source: Array) -> "Sources":
-    """Returns the sources with one more, [..., D], at the end."""
+  def append(self, source: Float[Array, "*tokens D"]) -> "Sources":
+    """Returns the sources with one more at the end."""
     return dataclasses.replace(self, recent=(*self.recent, source))
 
   def pop(self) -> tuple["Sources", Array]:
@@ -51,8 +52,8 @@ class Sources:
     bank = lax.dynamic_slice_in_dim(self.bank, start, size)
     return Sources(recent, bank, self.num_valid - start)
 
-  def at(self, index: Array | int) -> Array:
-    """Returns source `index` [..., D], counted from the first one.
+  def at(self, index: Int[Array, ""] | int) -> Float[Array, "*tokens D"]:
+    """Returns source `index`, counted from the first one.
 
     Args:
       index: position of a source of an earlier layer, which is in `bank` if there is one.
@@ -61,37 +62,37 @@ class Sources:
       return self.recent[index]
     return lax.dynamic_index_in_dim(self.bank, index, keepdims=False)
 
-  def from_end(self, back: int = 0) -> Array:
-    """Returns the source [..., D] `back` places before the last; the first if there are fewer."""
+  def from_end(self, back: int = 0) -> Float[Array, "*tokens D"]:
+    """Returns the source `back` places before the last; the first if there are fewer."""
     if back < len(self.recent):
       return self.recent[-1 - back]
     if self.bank is None:
       return self.recent[0]
     return self.at(jnp.maximum(self.num_valid - 1 - (back - len(self.recent)), 0))
 
-  def in_slot_order(self, rows: Array) -> Array:
+  def in_slot_order(self, rows: Num[Array, "N ..."]) -> Num[Array, "slots ..."]:
     """Turns one row per source into one row per slot: the slots of `bank`, then of `recent`.
 
     Args:
-      rows: [N_max, ...]; row j belongs to source j, counted from the first one.
+      rows: row j belongs to source j, counted from the first one.
 
     Returns:
-      [slots, ...]; the rows of slots that hold nothing are arbitrary.
+      The rows; those of slots that hold nothing are arbitrary.
     """
     if self.bank is None:
       return rows[: len(self.recent)]
     recent = lax.dynamic_slice_in_dim(rows, self.num_valid, len(self.recent))
     return jnp.concatenate([rows[: self.bank.shape[0]], recent])
 
-  def in_source_order(self, rows: Array, count: int) -> Array:
+  def in_source_order(self, rows: Num[Array, "slots ..."], count: int) -> Num[Array, "N ..."]:
     """Turns one row per slot into one row per source, counted from the first one.
 
     Args:
-      rows: [slots, ...], one per slot: the slots of `bank`, then of `recent`.
+      rows: one per slot: the slots of `bank`, then of `recent`.
       count: N, the number of sources at the end of depth.
 
     Returns:
-      [N, ...]; zeros for sources that do not exist yet.
+      The rows; zeros for sources that do not exist yet.
     """
     size = 0 if self.bank is None else self.bank.shape[0]
     filled = self.valid().astype(rows.dtype).reshape(-1, *(1,) * (rows.ndim - 1)) * rows
@@ -99,21 +100,21 @@ class Sources:
     start = 0 if self.bank is None else self.num_valid
     return lax.dynamic_update_slice_in_dim(ordered, filled[size:], start, 0)
 
-  def groups(self) -> tuple[Array, ...]:
+  def groups(self) -> tuple[Float[Array, "_ *tokens D"], ...]:
     """Returns arrays [n, ..., D] that together hold all slots, the bank first."""
     bank = () if self.bank is None else (self.bank,)
     return (*bank, *(source[None] for source in self.recent))
 
-  def valid(self) -> Array:
-    """Returns which slots hold a source: bool [slots]."""
+  def valid(self) -> Bool[Array, " slots"]:
+    """Returns which slots hold a source."""
     recent = jnp.ones(len(self.recent), bool)
     if self.bank is None:
       return recent
     slots = jnp.arange(self.bank.shape[0], dtype=jnp.int32)
     return jnp.concatenate([slots < jnp.asarray(self.num_valid, jnp.int32), recent])
 
-  def counts(self, last_valid: Array | bool = True) -> Array:
-    """Returns int32 [2] for `Operands`: number of valid slots of the bank, and `last_valid`."""
+  def counts(self, last_valid: Bool[Array, ""] | bool = True) -> Int[Array, "2"]:
+    """Returns int32 numbers for `Operands`: number of valid slots of the bank, and `last_valid`."""
     size = 0 if self.bank is None else self.bank.shape[0]
     num_valid = jnp.minimum(self.num_valid, size)  # a kernel would read past the end
     return jnp.stack([jnp.asarray(n, jnp.int32) for n in (num_valid, last_valid)])
@@ -137,14 +138,20 @@ class Sources:
     return self.recent[0].shape if self.bank is None else self.bank.shape[1:]
 
 
-def make_bank(sources: tuple[Array, ...], size: int) -> Array:
-  """Returns a bank [size, ..., D] whose first slots are `sources`, the others zero."""
+def make_bank(
+  sources: tuple[Float[Array, "*tokens D"], ...], size: int
+) -> Float[Array, "{size} *tokens D"]:
+  """Returns a bank whose first slots are `sources`, the others zero."""
   bank = jnp.broadcast_to(jnp.zeros_like(sources[0]), (size, *sources[0].shape))
   return store(bank, 0, sources)
 
 
-def store(bank: Array, slot: Array | int, sources: tuple[Array, ...]) -> Array:
-  """Returns `bank` [N, ..., D] with `sources` written to the slots from `slot` on."""
+def store(
+  bank: Float[Array, "N *tokens D"],
+  slot: Int[Array, ""] | int,
+  sources: tuple[Float[Array, "*tokens D"], ...],
+) -> Float[Array, "N *tokens D"]:
+  """Returns `bank` with `sources` written to the slots from `slot` on."""
   for offset, source in enumerate(sources):
     bank = lax.dynamic_update_index_in_dim(bank, source, slot + offset, 0)
   return bank

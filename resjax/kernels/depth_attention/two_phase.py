@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from resjax.base import Array, PyTree, wide_dtype
 from resjax.base.sharding import Layout, cotangent
@@ -67,10 +68,10 @@ def two_phase_moves_less(num_sources: float, num_sublayers: int) -> bool:
 
 
 def depth_attention_block(
-  sources: Sources | Sequence[Array],
-  queries: Array,
+  sources: Sources | Sequence[Float[Array, "*tokens D"]],
+  queries: Float[Array, "S D"],
   *,
-  key_scales: Array | None = None,
+  key_scales: Float[Array, "S D"] | None = None,
   eps: float = 1e-6,
   return_sources: bool = False,
   layout: Layout | None = None,
@@ -89,9 +90,9 @@ def depth_attention_block(
   dg_s = Σ_tokens Σ_n ds_sn r_n v_n
 
   Args:
-    sources: c arrays [..., D], or `Sources`; at least one of them valid.
-    queries: pseudo-queries [S, D].
-    key_scales: gains of the key norm [S, D]; None is 1.
+    sources: c arrays, or `Sources`; at least one of them valid.
+    queries: pseudo-queries.
+    key_scales: gains of the key norm; None is 1.
     eps: number added to the mean square of a source.
     return_sources: whether the sources are returned too, to be threaded as in `depth_attention`.
     layout: as for `depth_attention`.
@@ -120,7 +121,7 @@ def depth_attention_block(
 
 def has_block_kernel(
   sources: Sources,
-  queries: Array,
+  queries: Float[Array, "S D"],
   *,
   layout: Layout | None = None,
   implementation: str | None = None,
@@ -154,20 +155,20 @@ def _block_operands(sources: Sources, queries: Array, key_scales: Array | None) 
 
 def depth_attention_merge(
   reads: BlockRead,
-  slot: Array | int,
-  running: Array,
-  query: Array,
+  slot: Int[Array, ""] | int,
+  running: Float[Array, "*tokens D"],
+  query: Float[Array, " D"],
   *,
-  key_scale: Array | None = None,
-  addend: Array | None = None,
-  out_norm_scale: Array | None = None,
+  key_scale: Float[Array, " D"] | None = None,
+  addend: Float[Array, "*tokens D"] | None = None,
+  out_norm_scale: Float[Array, " D"] | None = None,
   eps: float = 1e-6,
   out_norm_eps: float | None = None,
-  last_valid: Array | bool = True,
+  last_valid: Bool[Array, ""] | bool = True,
   layout: Layout | None = None,
   implementation: str | None = None,
   interpret: Any = False,
-) -> tuple[Array, Array, BlockRead]:
+) -> tuple[Float[Array, "*tokens D"], Float[Array, "*tokens D"], BlockRead]:
   """Phase 2: one read of phase 1 with the running sum of the depth block as its last source.
 
   u = running + addend,  s = query · (key_scale ⊙ RMS(u)),  β = 1 / (1 + exp(lse − s))
@@ -194,11 +195,11 @@ def depth_attention_merge(
   Args:
     reads: result of phase 1.
     slot: index of the read that is merged, 0..S-1; may be traced.
-    running: sum of the depth block before the addend [..., D].
-    query: pseudo-query [D], the one that phase 1 had for this read.
-    key_scale: gain of the key norm [D], the one that phase 1 had for this read; None is 1.
-    addend: array [..., D] that is added to the running sum first; None: nothing is.
-    out_norm_scale: gain [D] of an RMS norm of the output; None: the output is h.
+    running: sum of the depth block before the addend.
+    query: pseudo-query, the one that phase 1 had for this read.
+    key_scale: gain of the key norm, the one that phase 1 had for this read; None is 1.
+    addend: array that is added to the running sum first; None: nothing is.
+    out_norm_scale: gain of an RMS norm of the output; None: the output is h.
     eps: number added to the mean square of u.
     out_norm_eps: number added to the mean square of h in its norm; default: eps.
     last_valid: whether the running sum counts; may be traced. A running sum that does not count
@@ -208,7 +209,7 @@ def depth_attention_merge(
     interpret: as for `depth_attention`.
 
   Returns:
-    y [..., D] in the dtype of `running`; u [..., D], to be used in place of `running` from here
+    y in the dtype of `running`; u, to be used in place of `running` from here
     on, so that cotangents accumulate in one array; and the reads.
 
   Raises:
@@ -232,7 +233,9 @@ def depth_attention_merge(
 
 
 @jax.custom_vjp
-def depth_attention_row(reads: BlockRead, slot: Array | int) -> tuple[Array, BlockRead]:
+def depth_attention_row(
+  reads: BlockRead, slot: Int[Array, ""] | int
+) -> tuple[Float[Array, "*tokens D"], BlockRead]:
   """One read of phase 1, where nothing has changed since: the sublayers add to no source.
 
   The reads are returned so that the next row can be taken of them, like threaded sources. The
@@ -244,7 +247,7 @@ def depth_attention_row(reads: BlockRead, slot: Array | int) -> tuple[Array, Blo
     slot: index of the read, 0..S-1; may be traced.
 
   Returns:
-    Row `slot` of `reads.out` [..., D]; and the reads.
+    Row `slot` of `reads.out`; and the reads.
   """
   return jax.lax.dynamic_index_in_dim(reads.out, slot, keepdims=False), reads
 

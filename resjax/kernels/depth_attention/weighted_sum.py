@@ -2,13 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from resjax.base import Array, aligned, wide_dtype
 from resjax.kernels.depth_attention.sources import Sources
 from resjax.kernels.sums import sum_of_products
 
 
-def depth_sum(sources: Sources, weights: Array) -> Array:
+def depth_sum(sources: Sources, weights: Float[Array, "slots ..."]) -> Float[Array, "*tokens D"]:
   """Returns the weighted sum of the sources that are valid, added in float32 or wider.
 
   h = Σ_n w_n ⊙ v_n
@@ -28,7 +29,9 @@ def depth_sum(sources: Sources, weights: Array) -> Array:
   return recomputed(sources, weights)
 
 
-def gated_depth_sum(sources: Sources, weights: Array, query: Array) -> Array:
+def gated_depth_sum(
+  sources: Sources, weights: Float[Array, "slots ..."], query: Float[Array, " D"]
+) -> Float[Array, "*tokens D"]:
   """Returns a weighted sum with a gate per source and token, added in float32 or wider.
 
   h = Σ_n (w_n + relu(q · v_n)) ⊙ v_n over the sources that are valid
@@ -40,10 +43,10 @@ def gated_depth_sum(sources: Sources, weights: Array, query: Array) -> Array:
   Args:
     sources: N arrays [..., D] in their slots.
     weights: as in `depth_sum`, without token axes: [slots] or [slots, D].
-    query: [D].
+    query: q.
 
   Returns:
-    h [..., D] in the dtype of the sources.
+    h in the dtype of the sources.
   """
   recomputed = jax.checkpoint(_gated_depth_sum, prevent_cse=False)
   return recomputed(sources, weights, query)

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import jax
+from jaxtyping import Float
 
 from resjax.base import Array
 from resjax.base.sharding import Layout
@@ -15,17 +16,19 @@ _Results = tuple[Array, Array | None, Array | None]
 
 
 def gated_read(
-  streams: Array,
-  gain: Array,
-  down: Array,
-  up: Array,
-  inject: Array | None,
+  streams: Float[Array, "R *tokens D"],
+  gain: Float[Array, "#R D"],
+  down: Float[Array, "R D r"],
+  up: Float[Array, "R r D"],
+  inject: Float[Array, "R D R"] | None,
   *,
   eps: float = 1e-6,
   layout: Layout | None = None,
   implementation: str | None = None,
   interpret: Any = False,
-) -> _Results:
+) -> tuple[
+  Float[Array, "*tokens D"], Float[Array, " R *tokens"] | None, Float[Array, "R *tokens D"] | None
+]:
   """Reads streams through a gate per channel, and projects them to a number per stream.
 
   R̂_s = RMS(H_s) ⊙ γ_s,  z = Σ_s R̂_s W_down_s / R,  G_s = σ(silu(z) W_up_s),
@@ -35,11 +38,11 @@ def gated_read(
   of products are rounded to the dtype of the streams; sums, norms and mixes are float32.
 
   Args:
-    streams: H [R, ..., D].
-    gain: γ [R, D], or [1, D] that all streams share.
-    down: W_down [R, D, r].
-    up: W_up [R, r, D].
-    inject: W_inject [R, D, R]; None where nothing is written after the read.
+    streams: H.
+    gain: γ; with a first axis of 1, all streams share it.
+    down: W_down.
+    up: W_up.
+    inject: W_inject; None where nothing is written after the read.
     eps: number added to the mean square of a stream in its norm.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
     implementation: `reference` (any platform), `mosaic_tpu`, `mosaic_gpu`, or None, the best that
@@ -47,7 +50,7 @@ def gated_read(
     interpret: if not False, a kernel runs in its interpreter, on any platform.
 
   Returns:
-    x [..., D] in the dtype of the streams; the logits [R, ...], float32 or wider; and the streams,
+    x in the dtype of the streams; the logits, float32 or wider; and the streams,
     for who writes to them: the reverse kernel adds what flows back to these, which otherwise is one
     more pass. The last two are None without W_inject.
 

@@ -5,6 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
+from jaxtyping import Float, Int
 
 from resjax.base import Array
 from resjax.base.sharding import Layout
@@ -18,26 +19,26 @@ IMPLEMENTATIONS = ("xla", "cudnn", "splash")
 
 
 def causal_attention(
-  q: Array,
-  k: Array,
-  v: Array,
-  segment_ids: Array,
+  q: Float[Array, "B T H C"],
+  k: Float[Array, "B T K C"],
+  v: Float[Array, "B T K C"],
+  segment_ids: Int[Array, "B T"],
   *,
   layout: Layout,
   window: Window = ALL_EARLIER,
   scores: Scores = PLAIN,
   implementation: str = "auto",
   interpret: bool = False,
-) -> Array:
+) -> Float[Array, "B T H C"]:
   """softmax(q kᵀ / √C) v over the token itself and the earlier ones of its segment.
 
   With a soft cap, all implementations but `splash` materialise the scores [B, H, T, T].
 
   Args:
-    q: the queries [B, T, H, C].
-    k: the keys [B, T, K, C]; H is a multiple of K, and head h reads key head h // (H / K).
-    v: the values [B, T, K, C].
-    segment_ids: the segment of each token [B, T]; tokens attend within their segment.
+    q: the queries.
+    k: the keys; H is a multiple of K, and head h reads key head h // (H / K).
+    v: the values.
+    segment_ids: the segment of each token; tokens attend within their segment.
     layout: tells the platform, and how B, T and H are split over devices.
     window: how many of the last tokens a token sees.
     scores: scale and soft cap.
@@ -46,7 +47,7 @@ def causal_attention(
     interpret: whether `splash` runs in the Pallas interpreter, on any platform.
 
   Returns:
-    The output of the heads [B, T, H, C] in the dtype of q.
+    The output of the heads in the dtype of q.
 
   Raises:
     ValueError: the implementation does not exist or cannot run here, with the reason.
@@ -90,16 +91,16 @@ def _beyond_cudnn(
 
 
 def prompt_attention(
-  q: Array,
-  k: Array,
-  v: Array,
-  segment_ids: Array,
+  q: Float[Array, "B T H C"],
+  k: Float[Array, "B T K C"],
+  v: Float[Array, "B T K C"],
+  segment_ids: Int[Array, "B T"],
   *,
   layout: Layout,
   window: Window = ALL_EARLIER,
   scores: Scores = PLAIN,
   implementation: str = "auto",
-) -> Array:
+) -> Float[Array, "B T H C"]:
   """Does what `causal_attention` does, for rows of any length and in memory linear in T.
 
   Rows are padded to a length that the kernel takes. A prompt is not refused for its length or

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float, Int
 
 from resjax.base import Array, promoting, wide_dtype
 from resjax.kernels.self_attention.operands import ALL_EARLIER, PLAIN, Scores, Window
@@ -88,32 +89,32 @@ def masked_rows(
 
 
 def cached_attention(
-  q: Array,
-  k: Array,
-  v: Array,
-  query_ids: Array,
-  key_ids: Array,
-  first: Array | int,
+  q: Float[Array, "B T H C"],
+  k: Float[Array, "B S K C"],
+  v: Float[Array, "B S K C"],
+  query_ids: Int[Array, "B T"],
+  key_ids: Int[Array, "B S"],
+  first: Int[Array, ""] | int,
   *,
   window: Window = ALL_EARLIER,
   scores: Scores = PLAIN,
-  places: tuple[Array, Array] | None = None,
-) -> Array:
+  places: tuple[Int[Array, "B T"], Int[Array, "B S"]] | None = None,
+) -> Float[Array, "B T H C"]:
   """Attention of T queries to the S keys of a cache, which include the keys of the same T tokens.
 
   The queries go chunk by chunk, so that memory is linear in T and in S; a chunk takes the first
   quarters of the keys, as many as it sees something of.
 
   Args:
-    q: the queries [B, T, H, C].
-    k: the keys [B, S, K, C]; H is a multiple of K.
-    v: the values [B, S, K, C].
-    query_ids: the segments of the queries [B, T].
-    key_ids: the segments of the keys [B, S].
-    first: the slot of the first query's own key, a scalar; the other ones follow.
+    q: the queries.
+    k: the keys; H is a multiple of K.
+    v: the values.
+    query_ids: the segments of the queries.
+    key_ids: the segments of the keys.
+    first: the slot of the first query's own key; the other ones follow.
     window: how many of the last tokens a token sees.
     scores: scale and soft cap.
-    places: the positions of queries [B, T] and keys [B, S] in their documents, by which a token
+    places: the positions of queries and keys in their documents, by which a token
       sees earlier ones and windows count; None: their slots, where there is no padding among them.
 
   Returns:

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import jax
+from jaxtyping import Float
 
 from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
@@ -13,17 +14,17 @@ from resjax.kernels.streams.operands import Coefficients, Operands, Pending, Rea
 
 def stream_read(
   pending: Pending,
-  projection: Array | None,
+  projection: Float[Array, "... D K"] | None,
   parameters: PyTree,
   coefficients: Coefficients,
   site: int | None = None,
   *,
-  norm_gain: Array | None = None,
+  norm_gain: Float[Array, " D"] | None = None,
   norm_eps: float = 1e-6,
   layout: Layout | None = None,
   implementation: str | None = None,
   interpret: Any = False,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Float[Array, "*tokens D"], Float[Array, "R *tokens D"], Float[Array, " _ *tokens"]]:
   """Applies a pending write, and reads the streams for the next branch.
 
   H_r = Σ_s M_rs G_s + b_r o of the pending streams G,  z = H φ,  m_r = mean(H_r²),
@@ -46,7 +47,7 @@ def stream_read(
     site: if given, the projection is a stack of φ of all sites of a layer, [S, R, D, K] or
       [S, D, K], and this one of 0..S-1 is used. Kernels for TPUs take it out of the stack, which
       XLA would do with a copy. Without `site` an array [R, D, K] is one φ.
-    norm_gain: gain [D] of an RMS norm of x; None: there is no norm.
+    norm_gain: gain of an RMS norm of x; None: there is no norm.
     norm_eps: number added to the mean square of x in its norm.
     layout: mesh, and how axes of [B, T, D] are split over it; default: one device.
     implementation: `reference` (any platform), `mosaic_tpu`, `mosaic_gpu`, or None, the best that
@@ -54,8 +55,8 @@ def stream_read(
     interpret: if not False, a kernel runs in its interpreter, on any platform.
 
   Returns:
-    x [..., D] and the streams H [R, ..., D] in the dtype of the streams; and the weights of the
-    next write, M' and b' as in `Pending.weights`.
+    x and the streams H in the dtype of the streams; and the weights of the next write, M' and b'
+    as in `Pending.weights`.
 
   Raises:
     ValueError: shapes do not fit, there is no such site, or the implementation cannot run, with the

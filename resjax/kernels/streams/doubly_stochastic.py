@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float
 
 from resjax.base import Array
 
@@ -18,7 +19,7 @@ _Divided = tuple[Array, Array]  # a matrix after a division of its columns, then
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def sinkhorn(iterations: int, logits: Array) -> Array:
+def sinkhorn(iterations: int, logits: Float[Array, "R R ..."]) -> Float[Array, "R R ..."]:
   """Returns exp(logits), columns and then rows divided by their sums, `iterations` times.
 
   The first iteration runs on logarithms, so nothing overflows and no sum is 0. From then on every
@@ -27,10 +28,10 @@ def sinkhorn(iterations: int, logits: Array) -> Array:
 
   Args:
     iterations: at least 1.
-    logits: [R, R, ...].
+    logits: logarithms of a matrix for each index of the further axes.
 
   Returns:
-    [R, R, ...], rows of which sum to 1.
+    The matrices, whose rows sum to 1.
   """
   return _scanned(partial(_last, iterations), logits)
 

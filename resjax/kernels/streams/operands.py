@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float
 
 from resjax.base import Array, PyTree, wide_dtype
 from resjax.kernels.operation import Field, Options
@@ -91,8 +92,8 @@ class Read(Options):
   norm_eps: float
 
 
-def written(pending: Pending) -> Array:
-  """Returns the streams [R, ..., D] after the write, in their dtype."""
+def written(pending: Pending) -> Float[Array, "R *tokens D"]:
+  """Returns the streams after the write, in their dtype."""
   streams, weights, out = pending
   wide, count = wide_dtype(streams), len(streams)
   if count > FEW:

@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float
 
 from resjax.base import Array, PyTree, aligned, wide_dtype
 from resjax.base.sharding import cotangent, whole
@@ -39,11 +40,11 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
 
 def stream_coefficients(
   pending: Pending,
-  projection: Array | None,
+  projection: Float[Array, "... D K"] | None,
   parameters: PyTree,
   coefficients: Coefficients,
   site: int | None = None,
-) -> tuple[Array, Array | None, Array]:
+) -> tuple[Float[Array, "R ..."], Float[Array, "R R ..."] | None, Float[Array, "R ..."]]:
   """Returns p, M and b of the site that reads these streams, see `stream_read`."""
   streams = written(pending)
   if projection is not None and site is not None:
