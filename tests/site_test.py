@@ -54,6 +54,8 @@ def test_gallery_has_every_system(monkeypatch):
   for name, page in pages.items():
     filled = re.sub(r"<svg.*</svg>|\{(eval-rst|literalinclude)\}", "", page)
     assert f"# `{name}`" in page and "{" not in filled
+    named = re.findall(r"\]\(\.\./\.\./\.\./([^)]+)\)", page)
+    assert len(named) > 5 and [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_docstrings_become_restructured_text():
