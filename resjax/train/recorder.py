@@ -91,12 +91,14 @@ class Recorder:
   def step(self, step: int, values: Metrics) -> None:
     """Takes the metrics of a step that may still run; waits for and records the previous step's."""
     before, self._pending = self._pending, (step, values)
-    self._record(before)
+    if before:
+      self._record(*before)
 
   def flush(self) -> None:
     """Waits for the metrics of the last step, and logs them if they are due."""
     before, self._pending = self._pending, None
-    self._record(before)
+    if before:
+      self._record(*before)
 
   def evaluation(self, step: int, found: Mapping[str, float]) -> None:
     """Logs the validation metrics of a step, and shows a line of them."""
@@ -135,12 +137,9 @@ class Recorder:
     """Shows a line of text."""
     self._progress.message(text)
 
-  def _record(self, pending: tuple[int, Metrics] | None) -> None:
-    if pending is None:
-      return
-    step = pending[0]
+  def _record(self, step: int, values: Metrics) -> None:
     with self._ledger.phase("device"):
-      values = jax.device_get(pending[1])
+      values = jax.device_get(values)
     self.throughput.add(self._run.train.batch_size * self._run.data.seq_len)
     self._step_time.add()
     with self._ledger.phase("log"):

@@ -213,10 +213,11 @@ class _Group:
         state, values = train_step(state, batch, self.peaks)
       if step == self.start + 1:
         self._sign(values)
-      self._record(before)
+      if before:
+        self._record(*before)
       before = step, values
       if self.stop.tick() or self._any_due(step):
-        self._record(before)
+        self._record(*before)
         before = None
         self._after(step, state)
       if len(self.ended) == len(self.trainers):
@@ -236,13 +237,10 @@ class _Group:
         for name, leaf in shardings.items()
       }
 
-  def _record(self, pending: tuple[int, Metrics] | None) -> None:
+  def _record(self, step: int, values: Metrics) -> None:
     """Records the metrics of a step of all runs, for which it waits."""
-    if pending is None:
-      return
-    step = pending[0]
     with self.ledger.phase("device"):
-      values = jax.device_get(pending[1])
+      values = jax.device_get(values)
 
     def record(trainer: Trainer, recorder: Recorder) -> None:
       recorder.step(step, _lane(values, self.trainers.index(trainer)))
