@@ -22,6 +22,7 @@ TESTS = [
   "tests/helpers/wrong_shapes.py",
   "tests/kernels/sums_test.py",
   "tests/kernels/depth_sum_test.py",
+  "tests/nn/attention_test.py",
 ]
 DOORS = depth_attention, gated_streams, self_attention, streams
 

@@ -9,12 +9,13 @@ from typing import Any, ClassVar, Literal, TypeGuard
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Float
 
 from resjax.base import Array, PyTree, aligned, wide_dtype
 from resjax.base.sharding import Layout
 from resjax.combinators import costs
 
-Views = Mapping[str, Array]
+Views = Mapping[str, Float[Array, "*tokens D"]]
 Layer = int | Array  # the index of a layer: a Python int in a loop, a traced scalar in a scan
 Strategy = Literal["carry", "depth_blocks", "history", "loop"]
 # Families of systems, in the order in which tables show them; `others` are systems of your own.
@@ -173,11 +174,11 @@ class Combinator(nnx.Module):
     cls.__signature__ = inspect.Signature(order)
 
   @abc.abstractmethod
-  def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:
+  def init(self, x: Float[Array, "*tokens D"], tokens: TokenContext | None = None) -> PyTree:
     """Returns the depth state before the first site.
 
     Args:
-      x: embeddings [B, T, D].
+      x: embeddings.
       tokens: for combinators that mix tokens. None means one segment per row, and no cache.
     """
 
@@ -201,7 +202,7 @@ class Combinator(nnx.Module):
 
   @abc.abstractmethod
   def write(
-    self, state: PyTree, layer: Layer, site: str, out: Array, *,
+    self, state: PyTree, layer: Layer, site: str, out: Float[Array, "*tokens D"], *,
     normed: Views | None = None, tape: Any = None,
   ) -> PyTree:  # fmt: skip
     """Returns the depth state after a site.
@@ -210,20 +211,20 @@ class Combinator(nnx.Module):
       state: the state that `read` saw.
       layer: 0..L-1; may be traced.
       site: one of `sites`.
-      out: the output of the branch [B, T, D].
+      out: the output of the branch.
       normed: the normalised views that the branch saw, without those that it did not use.
       tape: the second output of the matching `read`.
     """
 
   @abc.abstractmethod
-  def final(self, state: PyTree) -> Array:
-    """Returns the output of all layers [B, T, D], before the final norm of the model if it has one.
+  def final(self, state: PyTree) -> Float[Array, "*tokens D"]:
+    """Returns the output of all layers, before the final norm of the model if it has one.
 
     It has one where `final_norm` is True.
     """
 
-  def final_after(self, state: PyTree, layer: Layer, site: str) -> Array:
-    """Returns the output [B, T, D] that the layers would have if they ended after a site.
+  def final_after(self, state: PyTree, layer: Layer, site: str) -> Float[Array, "*tokens D"]:
+    """Returns the output that the layers would have if they ended after a site.
 
     After the last site of the last layer it equals `final`. Where `final` mixes sources, those that
     do not exist yet are left out; each combinator says how.
@@ -248,7 +249,7 @@ class Combinator(nnx.Module):
     """Returns the names of the N sources that `depth_weights` weighs, or none."""
     return ()
 
-  def depth_weights(self, state: PyTree, layer: Layer, site: str) -> Array | None:
+  def depth_weights(self, state: PyTree, layer: Layer, site: str) -> Float[Array, "N ..."] | None:
     """Returns how much a site reads of every source, for plots: the mean over heads.
 
     Args:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jaxtyping import Float, Int
 
 from resjax.base import Array
 from resjax.base.sharding import Layout
@@ -95,32 +96,32 @@ class Attention(nnx.Module):
   @jax.named_scope("attention")
   def __call__(
     self,
-    x_q: Array,
-    x_k: Array,
-    x_v: Array,
+    x_q: Float[Array, "B T D"],
+    x_k: Float[Array, "B T D"],
+    x_v: Float[Array, "B T D"],
     *,
-    segment_ids: Array,
-    positions: Array,
+    segment_ids: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
     window: Window = ALL_EARLIER,
     rotation: Rotation = NOT_ROTATED,
     mixers: Sequence[ValueMixer] = (),
     prompt: bool = False,
-  ) -> tuple[Array, KeyValues]:
+  ) -> tuple[Float[Array, "B T D"], KeyValues]:
     """Maps three normalised views, often one and the same, to an output.
 
     Args:
-      x_q: what queries are made of [B, T, D].
-      x_k: what keys are made of [B, T, D].
-      x_v: what values are made of [B, T, D].
-      segment_ids: the segment of each token [B, T]; tokens attend within their segment.
-      positions: the position of each token for the rotation [B, T].
+      x_q: the input of queries.
+      x_k: the input of keys.
+      x_v: the input of values.
+      segment_ids: the segment of each token; tokens attend within their segment.
+      positions: the position of each token for the rotation.
       window: how many of the last tokens a token sees.
       rotation: the rotary embedding of queries and keys.
       mixers: how values are mixed with others, applied in this order.
       prompt: whether rows may have any length, in memory linear in T.
 
     Returns:
-      The output [B, T, D], and the keys and values [B, T, K, C] that the scores were made of.
+      The output, and the keys and values [B, T, K, C] that the scores were made of.
     """
     q, k, v = self._project(x_q, x_k, x_v, positions, rotation, mixers)
     attend = prompt_attention if prompt else causal_attention

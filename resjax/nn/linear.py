@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Float, Int
 
 from resjax.base import Array, aligned, rounded, wide_dtype
 from resjax.base.sharding import Layout, cotangent, take_rows, whole
@@ -92,7 +93,7 @@ class Linear(nnx.Module):
     self.bias = nnx.Param(jnp.zeros(d_out), axes=axes[1:]) if bias else None
 
   @jax.named_scope("projection")
-  def __call__(self, x: Array) -> Array:
+  def __call__(self, x: Float[Array, "B T ..."]) -> Float[Array, "B T ..."]:
     """Maps x [..., d_in] to y [..., d_out], or to and from heads."""
     bias = None if self.bias is None else self.bias[...]
     if self.layout.num_shards("embed_param") > 1:
@@ -177,8 +178,10 @@ class Embedding(nnx.Module):
     self.positions = None if table is None else nnx.Param(table, axes=(None, "embed_param"))
 
   @jax.named_scope("embedding")
-  def __call__(self, tokens: Array, positions: Array) -> Array:
-    """Maps tokens and positions [B, T] to [B, T, D]."""
+  def __call__(
+    self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]
+  ) -> Float[Array, "B T D"]:
+    """Maps tokens and positions to embeddings."""
     x = self._rows(self.embedding, "vocab", tokens)
     if self.scaled:
       x = x * jnp.asarray(x.shape[-1] ** 0.5, x.dtype)
@@ -248,8 +251,8 @@ class MLP(nnx.Module):
     self.down_proj = Linear(mlp_dim, d_model, inward[::-1], **out, **common)
 
   @jax.named_scope("mlp")
-  def __call__(self, x: Array) -> Array:
-    """Maps x [B, T, D] to the output [B, T, D]."""
+  def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """Maps x to the output."""
     x = shared(x, self.layout, "mlp")
     hidden = self.up_proj(x)
     if self.gate_proj is None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jaxtyping import Float
 
 from resjax.base import Array, promoting, wide_dtype
 from resjax.base.sharding import Layout
@@ -111,8 +112,8 @@ class NormGate(nnx.Module):
     self.up = Linear(rank, width, up, std=0.0 if neutral else std, rngs=keys("up"), **common)
 
   @jax.named_scope("norm")
-  def __call__(self, y: Array) -> Array:
-    """Returns the gated y [..., D]."""
+  def __call__(self, y: Float[Array, "*tokens D"]) -> Float[Array, "*tokens D"]:
+    """Returns the gated y."""
     gate = jax.nn.sigmoid(self.up(jax.nn.silu(self.down(y))).astype(wide_dtype(y)))
     return (self.scale * gate * y.astype(gate.dtype)).astype(y.dtype)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ class Projected(NamedTuple):
   k: Array
 
 
+@runtime_checkable
 class ValueMixer(Protocol):
   """Replaces the values of an attention; every token and head for itself."""
 

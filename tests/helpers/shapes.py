@@ -5,6 +5,10 @@ import beartype
 # Functions of the public doors. Modules of pytrees are not checked: JAX fills these with objects
 # that are no arrays.
 CHECKED = [
+  "resjax.combinators.numerics",
+  "resjax.nn.attention",
+  "resjax.nn.linear",
+  "resjax.nn.norm",
   "resjax.kernels.sums",
   "resjax.kernels.depth_attention.api",
   "resjax.kernels.depth_attention.two_phase",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jaxtyping import TypeCheckError
 
+from resjax.combinators import scaled_add
 from resjax.kernels import depth_attention, gated_streams, self_attention, streams, sum_of_products
 
 T, D = 3, 8
@@ -17,6 +18,7 @@ IDS = jnp.ones((2, T), int)
 @pytest.mark.parametrize(
   "call",
   [
+    lambda: scaled_add(jnp.ones((), int), X, X),
     lambda: sum_of_products(jnp.zeros((2, T)), jnp.zeros((3, T))),
     lambda: depth_attention.depth_attention([X, X], jnp.zeros((D, 1))),
     lambda: depth_attention.depth_attention([X, X], jnp.zeros(D), key_scale=jnp.zeros(D + 1)),
