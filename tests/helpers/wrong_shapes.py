@@ -47,4 +47,6 @@ def test_a_right_array_is_taken():
     lambda x, q: depth_attention.depth_attention([x], q), X, jax.ShapeDtypeStruct((D,), X.dtype)
   )
   assert out.shape == X.shape
-  assert self_attention.cached_attention(Q, Q, Q, IDS, IDS, 0).shape == Q.shape
+  past = jnp.zeros((2, T + 1, 4, 5))
+  out = self_attention.cached_attention(Q, past, past, IDS, jnp.ones((2, T + 1), int), 1)
+  assert out.shape == Q.shape
