@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from resjax.__main__ import main
 from tests.helpers import forks, xla
+from tests.helpers.forks import run_here
 
 ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.02
@@ -126,8 +126,7 @@ def _become(
       os.dup2(os.open(path, flags, 0o644), number)
     os.chdir(cwd)
     os.environ.update(environment)
-    sys.argv = ["resjax", command, *arguments]
-    main()
+    run_here(command, arguments)
     code = 0
   except SystemExit as end:
     code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -9,6 +9,7 @@ from resjax.combinators import TokenContext
 from resjax.combinators.base import OUTPUT
 from resjax.models.decode_cache import TokensInRows
 from resjax.nn.rope import Rotation
+from tests.helpers import decoders
 
 
 def states(decoder, batch):
@@ -42,7 +43,7 @@ def _states(decoder, batch):
       weigh(index, site)
       normed = {name: norm(views[name]) for name, norm in layer.norms[site].items()}
       rotation = Rotation((decoder.config.layer_ropes[index],))
-      _, out, _ = layer(site, normed, tokens, {}, rotation=rotation)
+      out = decoders.branch(layer, site, normed, tokens, rotation)
       state = c.write(state, index, site, out, normed=normed, tape=tape)
       found["read"].append(views["x"])
       found["branch"].append(out)

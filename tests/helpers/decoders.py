@@ -17,6 +17,7 @@ from resjax.models.config import (
   ValueGateConfig,
 )
 from resjax.models.decoder import Decoder
+from resjax.nn.rope import NOT_ROTATED
 from resjax.nn.rope_scaling import RopeScaling
 
 STYLES = ("gpt2", "llama")
@@ -121,3 +122,12 @@ def load(decoder, arrays):
   loaded = {tuple(path.split("/")): jnp.asarray(a, jnp.float32) for path, a in arrays.items()}
   nnx.replace_by_pure_dict(state, nnx.traversals.unflatten_mapping(loaded))
   return nnx.merge(graphdef, state)
+
+
+def branch(layer, site, normed, tokens, rotation=NOT_ROTATED):
+  """The output of a site of a layer that has one sublayer there."""
+  if site == "mlp":
+    return layer.mlp(normed["x"])
+  views = (normed.get(view, normed.get("x")) for view in "qkv")
+  place = {"segment_ids": tokens.segment_ids, "positions": tokens.positions}
+  return layer.attention(*views, **place, rotation=rotation)[0]

@@ -96,6 +96,16 @@ def _serve() -> None:
       print(json.dumps([code, output.read().decode()]), flush=True)
 
 
+def run_here(module: str, arguments: list[str]) -> None:
+  """Runs a command of resjax, or a module with dots in its name, in this process."""
+  if "." in module:
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+  else:
+    sys.argv = ["resjax", module, *arguments]
+    main()
+
+
 def _run_module(
   module: str, arguments: list[str], cwd: str, environment: dict[str, str]
 ) -> NoReturn:
@@ -103,12 +113,7 @@ def _run_module(
   os.chdir(cwd)
   os.environ.clear()
   os.environ.update(environment)
-  if "." in module:
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-  else:
-    sys.argv = ["resjax", module, *arguments]
-    main()
+  run_here(module, arguments)
   sys.exit(0)
 
 

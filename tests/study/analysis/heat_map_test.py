@@ -29,7 +29,7 @@ def closed_states(decoder, tokens):
     layer = nnx.merge(graphdef, jax.tree.map(lambda leaf, i=index: leaf[i], layers))
     for site in decoder.combinator.sites:
       normed = {"x": layer.norms[site]["x"](x)}
-      x = x + layer(site, normed, rows, {}, rotation=Rotation((ropes[index],)))[1]
+      x = x + decoders.branch(layer, site, normed, rows, Rotation((ropes[index],)))
       states.append(x)
   return states
 

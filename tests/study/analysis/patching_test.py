@@ -68,7 +68,7 @@ def test_a_patch_is_what_a_loop_does_by_hand():
     for site in c.sites:
       views, tape = c.read(state, index, site)
       normed = {name: norm(views[name]) for name, norm in layer.norms[site].items()}
-      _, out, _ = layer(site, normed, place, {})
+      out = decoders.branch(layer, site, normed, place)
       state = c.write(state, index, site, out, normed=normed, tape=tape)
     if index == 1:
       state = state.at[1, 2].set(state[0, 2])
