@@ -15,7 +15,7 @@ from resjax.base import Array, PyTree, aligned, wide_dtype
 from resjax.base.sharding import Layout
 from resjax.combinators import costs
 
-Views = Mapping[str, Float[Array, "*tokens D"]]
+Views = Mapping[str, Float[Array, "... D"]]
 Layer = int | Array  # the index of a layer: a Python int in a loop, a traced scalar in a scan
 Strategy = Literal["carry", "depth_blocks", "history", "loop"]
 # Families of systems, in the order in which tables show them; `others` are systems of your own.
