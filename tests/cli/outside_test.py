@@ -99,6 +99,7 @@ def test_an_installed_package_is_trained_and_read(tmp_path):
     wrong = trained(name, f"--config.model.residual.{section}.deca=0.75")
     assert wrong.returncode == 1 and 'Did you mean "decay"' in wrong.stderr
   read = (
+    "resjax",
     "generate",
     "--prompt=a",
     "--num_tokens=3",

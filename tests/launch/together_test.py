@@ -21,7 +21,7 @@ def root(tmp_path_factory):
 
 
 def command(name, *flags):
-  return [sys.executable, "-m", f"launch.{name}", *map(str, flags)]
+  return [sys.executable, "-m", "resjax", name, *map(str, flags)]
 
 
 def together(arguments, more=((), ())) -> list[str]:
