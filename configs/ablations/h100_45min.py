@@ -11,8 +11,9 @@ learning rates on 10M tokens with a seed of its own; then the plan, written befo
 Hardware: one H100. Time at an assumed 1M tokens/s (15 % MFU, which this size needs the seeds of an
 arm in one program for; not measured): 33 minutes of training, 7 of evaluation, 8 of tuning, and the
 compilation of each run. With --seeds=0,1,2 it is 24 minutes and 8.
-Expect: 6 layers of width 384, 10.6M + 12.6M parameters, 146 MFLOP per token. Differences of about
-1.8 pooled standard deviations show, early in training: 5 tokens per parameter of the layers.
+Expect: 6 layers of width 384, 10.6M + 12.6M parameters, 146 MFLOP per token. Differences
+of 1.7 standard deviations of a paired difference show, 2.9 in the strictest step of Holm, early in
+training: 5 tokens per parameter of the layers.
 """
 
 from collections.abc import Iterator

@@ -1,12 +1,12 @@
 """What the sweep configs/ablations/one_parent.py says of claims C3, C4 and C6.
 
-  python docs/findings/one_parent.py SWEEP [ANALYSIS]
+  python -m docs.findings.one_parent SWEEP [ANALYSIS]
 
-SWEEP holds the results.json of `resjax sweep`, and ANALYSIS a folder for each arm with that of
-`resjax analyze`, whose models are the seeds of the arm in their order.
+SWEEP holds plan.json and results.json of `resjax sweep`, and ANALYSIS a folder for each arm with
+that of `resjax analyze`, whose models are the seeds of the arm in their order; it gives C6.
 """
 
-import json
+import dataclasses
 import pathlib
 import sys
 from collections.abc import Mapping
@@ -14,39 +14,97 @@ from collections.abc import Mapping
 import numpy as np
 from scipy import stats
 
+from docs.findings import words
+from resjax.base import typed_json
 from resjax.study.analysis.report import results
-from resjax.study.statistics import Contrast, Difference, against_best, compare, residual_variance
+from resjax.study.statistics import Contrast, against_best, compare
+from resjax.study.sweeps import Result, comparison, plan
 
+FOLDER = pathlib.Path(__file__).with_suffix("")
 CHOOSING = (1, 2)  # the seeds that choose the best cut
 Values = dict[str, dict[int, float]]
 
 
+@dataclasses.dataclass(frozen=True)
+class _File:
+  runs: list[Result]
+
+
 def main(sweep: str, analysis: str = "") -> None:
-  """Prints the figures of docs/findings.md."""
-  runs = json.loads(pathlib.Path(sweep, "results.json").read_text())["runs"]
+  """Prints all figures."""
+  for name, text in numbers(pathlib.Path(sweep)).items():
+    print(f"{name}: {text}")
+  if not analysis:
+    return
+  values = by_arm(runs_of(pathlib.Path(sweep)))
+  gaps = {arm: last_gaps(pathlib.Path(analysis, arm), values[arm]) for arm in values}
+  others = [Contrast(arm, "unchanged") for arm in values if arm != "unchanged"]
+  for found in compare(gaps, others):
+    shown = f"{found.contrast.arm} - {found.contrast.reference}: {words.difference(found)}"
+    print(f"C6 cos(next) - cos(input) at the last state: {shown}")
+
+
+def numbers(folder: pathlib.Path = FOLDER) -> dict[str, str]:
+  """Returns the figures of C3 and C4 that docs/findings.md has.
+
+  An arm stands for its difference from `unchanged`, `best.ARM` for that from the best cut.
+  """
+  runs = runs_of(folder)
+  planned = plan.read(folder)
+  assert planned is not None
+  shown = comparison.make(planned, runs)
+  rows = {row.contrast.arm: row for row in (*shown.planned, *shown.afterwards)}
+  values = by_arm(runs)
+  cuts = {arm: by for arm, by in values.items() if arm.startswith("cut")}
+  gates = [arm for arm in values if arm.startswith("gate")]
+  best = against_best(values, gates, list(cuts), CHOOSING)
+  found: dict[str, str] = {}
+  for arm, row in rows.items():
+    assert row.difference is not None
+    found[arm] = words.difference(row.difference)
+    found[f"{arm}.verdict"] = row.verdict + ", within the margin" * row.is_small
+  token = rows["gate-token"]
+  assert token.margin is not None and token.difference is not None
+  share = round(token.margin / abs(token.difference.mean))
+  return found | {
+    "margin": f"{token.margin:.4f}",
+    "token_share": f"1/{share}",
+    "cuts": heterogeneity(cuts),
+    "best": best[0].contrast.reference,
+    **{f"best.{one.contrast.arm}": words.difference(one) for one in best},
+    "best.p": words.p_value(max(one.holm or 0 for one in best)),
+  }
+
+
+def runs_of(folder: pathlib.Path) -> list[Result]:
+  """Returns the runs of a sweep."""
+  return typed_json.read(folder / "results.json", _File).runs
+
+
+def by_arm(runs: list[Result]) -> Values:
+  """Returns the metric of each arm by seed."""
   values: Values = {}
   for run in runs:
-    values.setdefault(run["arm"], {})[run["seed"]] = run["value"]
-  cuts = [arm for arm in values if arm.startswith("cut")]
-  gates = [arm for arm in values if arm.startswith("gate")]
-  print(f"C3 do cuts differ by layer: {heterogeneity({arm: values[arm] for arm in cuts})}")
-  for found in against_best(values, gates, cuts, CHOOSING):
-    print(f"C4 {in_words(found)}")
-  if analysis:
-    gaps = {arm: last_gaps(pathlib.Path(analysis, arm), values[arm]) for arm in values}
-    others = [Contrast(arm, "unchanged") for arm in values if arm != "unchanged"]
-    for found in compare(gaps, others):
-      print(f"C6 cos(next) - cos(input) at the last state: {in_words(found)}")
+    assert run.seed is not None and run.value is not None
+    values.setdefault(run.arm, {})[run.seed] = run.value
+  return values
 
 
 def heterogeneity(values: Mapping[str, Mapping[int, float]]) -> str:
-  """Returns the F test of no difference between arms, against the noise of seeds."""
-  seeds = len(next(iter(values.values())))
-  noise, freedom = residual_variance(values)
-  means = [float(np.mean(list(by.values()))) for by in values.values()]
-  f = seeds * float(np.var(means, ddof=1)) / noise
-  p = float(stats.f.sf(f, len(values) - 1, freedom))
-  return f"F({len(values) - 1}, {freedom}) = {f:.1f}, p = {p:.2g}"
+  """Returns the F test of no difference between arms, whatever noise they have.
+
+  The residual of the two-way layout of K arms and n seeds has (K − 1)(n − 1) degrees of freedom
+  only if all differences of arms are equally noisy; F(1, n − 1) holds without that.
+
+  Source:
+    Geisser and Greenhouse 1958, An extension of Box's results on the use of the F distribution.
+  """
+  y = np.array([[by[seed] for seed in sorted(by)] for by in values.values()])
+  arms, seeds = y.shape
+  residual = y - y.mean(axis=1, keepdims=True) - y.mean(axis=0) + y.mean()
+  noise = (residual**2).sum() / ((arms - 1) * (seeds - 1))
+  f = seeds * y.mean(axis=1).var(ddof=1) / noise
+  return f"F = {f:,.0f}, {words.p_value(float(stats.f.sf(f, 1, seeds - 1)))}, n = {seeds}"
 
 
 def last_gaps(folder: pathlib.Path, seeds: Mapping[int, float]) -> dict[int, float]:
@@ -55,13 +113,6 @@ def last_gaps(folder: pathlib.Path, seeds: Mapping[int, float]) -> dict[int, flo
   metrics = [one.alignment.readings["closed"]["all"].metrics for one in found]
   gaps = [float(m["cosine_next"][-1] - m["cosine_input"][-1]) for m in metrics]
   return dict(zip(sorted(seeds), gaps, strict=True))
-
-
-def in_words(found: Difference) -> str:
-  """Returns a difference with its interval and p value."""
-  interval = "" if found.interval is None else " ({:+.4f} to {:+.4f})".format(*found.interval)
-  p = "" if found.holm is None else f", p Holm {found.holm:.2g}"
-  return f"{found.contrast.arm} - {found.contrast.reference}: {found.mean:+.4f}{interval}{p}"
 
 
 if __name__ == "__main__":

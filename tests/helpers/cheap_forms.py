@@ -81,7 +81,7 @@ SCRIPTS = {
   "make": None,  # what `make --dry-run` prints of resjax is run
   "python docs/examples/diff_sizes.py": lambda words: words[1:],
   # Without its second folder: that would be an analysis of all 13 arms.
-  "python docs/findings/one_parent.py": lambda words: words[1:3],
+  "python -m docs.findings.one_parent": lambda words: words[1:4],
 }
 # What is not run from a page -> why, and where else.
 ELSEWHERE = {

@@ -5,8 +5,9 @@ from .contrasts import Contrast as Contrast
 from .contrasts import Difference as Difference
 from .contrasts import against_best as against_best
 from .contrasts import compare as compare
-from .contrasts import residual_variance as residual_variance
+from .intervals import Student as Student
 from .intervals import mean_interval as mean_interval
+from .intervals import student as student
 from .intervals import t_quantile as t_quantile
 from .multiplicity import holm as holm
 from .power import detectable as detectable

@@ -3,9 +3,10 @@
 An arm is a setting under study, and a seed decides initial values and the order of the data, which
 all arms share. The value of arm a with seed s is taken for
 
-  y(a, s) = mean(a) + shift(s) + noise
+  y(a, s) = mean(a) + shift(s) + noise(a, s)
 
-so that a difference of two arms at one seed is free of the shift that the seed brings.
+so that a difference of two arms at one seed is free of the shift that the seed brings. The noise of
+arms may differ in size and go together: every contrast has the deviation of its own differences.
 """
 
 import dataclasses
@@ -13,16 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
-from resjax.study.statistics.intervals import t_quantile
+from resjax.study.statistics.intervals import student
 from resjax.study.statistics.multiplicity import holm
-
-LEVEL = 0.95
-# An arm whose paired differences spread so many times more than the median of all uses its own
-# spread. Two seeds cannot tell: their spread is off by a factor of 3 in 4 of 100 arms.
-OUTLYING = 3.0
-LEAST_SEEDS_OF_OUTLYING = 3
 
 Values = Mapping[str, Mapping[int, float]]
 
@@ -41,48 +35,45 @@ class Difference:
 
   Attributes:
     contrast: the contrast.
-    seeds: the seeds that both arms have, in order.
+    seeds: the n seeds that both arms have, in order.
     paired: the difference at each of them.
     mean: their mean.
     interval: the 95 % interval of the true difference; None if there is one seed.
-    deviation: the standard deviation of a paired difference; None likewise.
+    deviation: the standard deviation of the paired differences; None likewise.
     error: the standard error of the mean, the deviation over √n; None likewise.
-    freedom: its degrees of freedom.
-    own: whether the deviation is that of this contrast alone, because it spreads more than others.
+    freedom: its degrees of freedom, n − 1.
     p: the two-sided p value of no difference; None likewise.
     holm: the same, adjusted for all contrasts of the comparison.
     equality_p: the p value of a difference as large as the margin or larger, the larger one of two
       one-sided tests; None if there is no margin.
+    equality_holm: the same, adjusted for all contrasts of the comparison.
   """
 
   contrast: Contrast
   seeds: tuple[int, ...]
   paired: tuple[float, ...]
   mean: float
-  interval: tuple[float, float] | None
-  deviation: float | None
-  error: float | None
-  freedom: int
-  own: bool
-  p: float | None
-  holm: float | None
-  equality_p: float | None
+  interval: tuple[float, float] | None = None
+  deviation: float | None = None
+  error: float | None = None
+  freedom: int = 0
+  p: float | None = None
+  holm: float | None = None
+  equality_p: float | None = None
+  equality_holm: float | None = None
 
 
 def compare(
   values: Values, contrasts: Sequence[Contrast], margins: Mapping[Contrast, float] | None = None
 ) -> list[Difference]:
-  """Returns the differences of contrasts, d̄ ± t(0.975, ν) s / √n, with a pooled deviation s.
+  """Returns the differences of contrasts, each by its own paired t test.
 
-  s² = 2 Σ (y(a, s) − ȳ(a) − ȳ(s) + ȳ)² / ν,   ν = (A − 1)(n − 1)
+  d̄ ± t(0.975, n − 1) s / √n, with the mean d̄ and the deviation s of the contrast's n differences
 
-  over the A arms of all contrasts: the residual of the two-way layout of arms and seeds. With one
-  reference for K other arms A − 1 = K. The mean variance of the K paired differences estimates the
-  same, but they share the noise of the reference, which leaves it fewer degrees of freedom than ν.
-  With seeds missing, the residual is that of the least squares fit, and intervals are approximate.
-
-  A contrast whose differences deviate more than 3 times as much as the median one has its own
-  deviation, ν = n − 1, and its arm is left out of the pool; this needs 3 seeds.
+  Nothing is pooled over contrasts: a pooled deviation has more degrees of freedom, but it holds
+  only where all arms are equally noisy and independent, which few seeds cannot tell, as the
+  simulation of docs/comparisons.md shows. Holm's adjustment holds however contrasts depend on each
+  other.
 
   Args:
     values: for each arm its value by seed.
@@ -93,22 +84,18 @@ def compare(
   Raises:
     ValueError: two arms of a contrast share no seed.
   """
-  found = [_paired(values, contrast) for contrast in contrasts]
-  outlying = _outlying(found)
-  names = {name for c in contrasts for name in (c.arm, c.reference)}
-  pooled = names - {c.arm for c, wide in zip(contrasts, outlying, strict=True) if wide}
-  variance, freedom = residual_variance({name: values[name] for name in pooled})
-  results = []
-  for contrast, paired, wide in zip(contrasts, found, outlying, strict=True):
-    n, margin = len(paired), None if margins is None else margins[contrast]
-    if wide:
-      own = float(np.var(list(paired.values()), ddof=1)), n - 1
-      results.append(_difference(contrast, paired, *own, True, margin))
-    else:
-      results.append(_difference(contrast, paired, 2 * variance, freedom, False, margin))
-  tested = [r.p for r in results if r.p is not None]
-  adjusted = iter(holm(tested))
-  return [r if r.p is None else dataclasses.replace(r, holm=next(adjusted)) for r in results]
+  found = [
+    _difference(contrast, _paired(values, contrast), None if margins is None else margins[contrast])
+    for contrast in contrasts
+  ]
+  adjusted, equal = (
+    _adjusted([one.p for one in found]),
+    _adjusted([one.equality_p for one in found]),
+  )
+  return [
+    dataclasses.replace(one, holm=differs, equality_holm=equals)
+    for one, differs, equals in zip(found, adjusted, equal, strict=True)
+  ]
 
 
 def against_best(
@@ -147,23 +134,6 @@ def against_best(
   return compare(fresh, [Contrast(arm, best) for arm in arms])
 
 
-def residual_variance(values: Values) -> tuple[float, int]:
-  """Returns the variance of the noise of arms with seeds, and its degrees of freedom.
-
-  Args:
-    values: for each arm its value by seed.
-  """
-  cells = [(arm, seed, value) for arm, by in values.items() for seed, value in by.items()]
-  arms, arm = np.unique([cell[0] for cell in cells], return_inverse=True)
-  seeds, seed = np.unique([cell[1] for cell in cells], return_inverse=True)
-  design = np.hstack([np.eye(len(arms))[arm], np.eye(len(seeds))[seed]])
-  y = np.array([cell[2] for cell in cells])
-  fit, _, rank, _ = np.linalg.lstsq(design, y - y.mean(), rcond=None)
-  freedom = len(cells) - int(rank)
-  residual = y - y.mean() - design @ fit
-  return (float(residual @ residual) / freedom if freedom else 0.0), freedom
-
-
 def _paired(values: Values, contrast: Contrast) -> dict[int, float]:
   first, second = values[contrast.arm], values[contrast.reference]
   seeds = sorted(first.keys() & second.keys())
@@ -172,46 +142,27 @@ def _paired(values: Values, contrast: Contrast) -> dict[int, float]:
   return {seed: first[seed] - second[seed] for seed in seeds}
 
 
-def _outlying(found: Sequence[Mapping[int, float]]) -> list[bool]:
-  """Returns for the paired differences of each contrast whether they spread more than others."""
-  spreads = [float(np.std(list(d.values()), ddof=1)) if len(d) > 1 else np.nan for d in found]
-  known = [spread for spread in spreads if np.isfinite(spread)]
-  bound = OUTLYING * float(np.median(known)) if known else np.inf
-  return [
-    len(d) >= LEAST_SEEDS_OF_OUTLYING and bool(spread > bound)
-    for d, spread in zip(found, spreads, strict=True)
-  ]
+def _adjusted(p_values: Sequence[float | None]) -> list[float | None]:
+  """Returns the p values that there are, adjusted by Holm, each in its place."""
+  adjusted = iter(holm([p for p in p_values if p is not None]).tolist())
+  return [None if p is None else next(adjusted) for p in p_values]
 
 
 def _difference(
-  contrast: Contrast,
-  paired: Mapping[int, float],
-  variance: float,
-  freedom: int,
-  own: bool,
-  margin: float | None,
+  contrast: Contrast, paired: Mapping[int, float], margin: float | None
 ) -> Difference:
   differences = tuple(paired.values())
-  mean, n = float(np.mean(differences)), len(differences)
-  result = Difference(
-    contrast, tuple(paired), differences, mean, None, None, None, freedom, own, None, None, None
-  )
-  if not freedom:
+  result = Difference(contrast, tuple(paired), differences, float(np.mean(differences)))
+  if len(differences) < 2:
     return result
-  error = (variance / n) ** 0.5
-  half = t_quantile(freedom, LEVEL) * error
+  found = student(differences)
+  low, high = found.interval()
   return dataclasses.replace(
     result,
-    interval=(mean - half, mean + half),
-    deviation=variance**0.5,
-    error=error,
-    p=2 * _tail(abs(mean), error, freedom),
-    equality_p=None if margin is None else _tail(margin - abs(mean), error, freedom),
+    interval=(float(low), float(high)),
+    deviation=float(found.deviation),
+    error=float(found.error),
+    freedom=found.freedom,
+    p=float(found.p()),
+    equality_p=None if margin is None else float(found.equality_p(margin)),
   )
-
-
-def _tail(distance: float, error: float, freedom: int) -> float:
-  """Returns P(T > distance / error) of Student's t; arms without noise differ for sure or not."""
-  if error == 0:
-    return 0.5 if distance == 0 else float(distance < 0)
-  return float(stats.t.sf(distance / error, freedom))

@@ -11,6 +11,7 @@ from resjax.study.sweeps.results import DIVERGED, DONE, Result
 
 BETTER, WORSE, EQUAL, UNDECIDED = "better", "worse", "equal", "undecided"
 _ERROR = 0.05  # the rate of false findings
+_MORE_SEEDS = (5, 10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +49,10 @@ class Row:
     contrast: the contrast.
     margin: the difference that is too small to matter, in the unit of the metric.
     difference: the paired difference; None if a run diverged, or no seed has both arms.
+    detectable: the smallest difference that so many seeds with such a deviation find in 80 of 100
+      cases: tested alone, and in the strictest step of Holm's test; None with one seed.
     verdict: `better` or `worse` (adjusted p < 0.05), `equal` within the margin (two one-sided
-      tests at 0.05), `undecided`, or `diverged`: the arm is not ranked.
+      tests, adjusted p < 0.05), `undecided`, or `diverged`: the arm is not ranked.
     memory_ratio: the memory of the arm's training step over that of the reference.
     flops_ratio: the training FLOPs per token, divided by the reference's.
     speed_ratio: the tokens per second, divided by the reference's; None unless both had the same
@@ -59,10 +62,17 @@ class Row:
   contrast: Contrast
   margin: float | None
   difference: Difference | None
+  detectable: tuple[float, float] | None
   verdict: str
   memory_ratio: float | None
   flops_ratio: float | None
   speed_ratio: float | None
+
+  @property
+  def is_small(self) -> bool:
+    """Whether the difference is within the margin for sure, though another than 0."""
+    found = self.difference.equality_holm if self.difference else None
+    return self.verdict in (BETTER, WORSE) and found is not None and found < _ERROR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +89,6 @@ class Comparison:
     afterwards: the other arms against the baseline, to be tested on new seeds.
     deviations: where the runs deviate from the plan.
     tuned: for each arm the values that tuning found.
-    deviation: the pooled standard deviation of a paired difference; None with one seed.
-    detectable: the smallest difference that such a sweep finds in 80 of 100 cases: tested alone,
-      and in the strictest step of Holm's test of all planned contrasts.
   """
 
   metric: str
@@ -93,8 +100,6 @@ class Comparison:
   afterwards: tuple[Row, ...]
   deviations: tuple[str, ...]
   tuned: dict[str, dict[str, float]]
-  deviation: float | None
-  detectable: tuple[float, float] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,44 +130,37 @@ def make(plan: Plan, results: Sequence[Result], *, alone: bool = False) -> Compa
   sides = _Sides(plan, results, alone)
   named = {name for pair in plan.questions.contrasts for name in pair}
   others = [arm for arm in plan.arms if arm not in named | {plan.questions.baseline}]
-  planned = sides.rows(plan.contrasts)
   starts = {r.name: r.begun for r in results if r.begun is not None}
-  pooled = [r.difference for r in planned if r.difference and not r.difference.own]
-  deviation, effects = pooled[0].deviation if pooled else None, None
-  if deviation is not None:
-    seeds = max(len(d.seeds) for d in pooled)
-    effects = _detectable(deviation, seeds, pooled[0].freedom, len(plan.contrasts))
   return Comparison(
     metric=plan.questions.key,
     better=plan.questions.better,
     seeds=plan.seeds,
     arms=sides.arms,
     exploratory=tuple(exploratory(plan, starts)),
-    planned=planned,
+    planned=sides.rows(plan.contrasts),
     afterwards=sides.rows([Contrast(arm, plan.questions.baseline) for arm in others]),
     deviations=tuple(_deviations(plan, results)),
     tuned=plan.tuned,
-    deviation=deviation,
-    detectable=effects,
   )
 
 
-def expected(plan: Plan, spread: float) -> tuple[float, float]:
-  """Returns the smallest differences that a planned sweep can show, see `Comparison.detectable`.
+def expected(plan: Plan, spread: float) -> dict[int, tuple[float, float]]:
+  """Returns the smallest differences that a planned sweep can show, see `Row.detectable`.
 
+  They are given by the number of seeds: that of the plan, and larger ones that are often chosen.
   Pairing is taken to gain nothing, so that a difference deviates √2 times as much as a run.
 
   Args:
     plan: the plan, with two seeds at least.
     spread: the standard deviation of the metric over seeds.
   """
-  contrasts = plan.questions.contrasts
-  freedom = (len({arm for pair in contrasts for arm in pair}) - 1) * (len(plan.seeds) - 1)
-  return _detectable(2**0.5 * spread, len(plan.seeds), freedom, len(contrasts))
+  planned = len(plan.seeds)
+  counts = [planned, *(n for n in _MORE_SEEDS if n > planned)]
+  return {n: _detectable(2**0.5 * spread, n, len(plan.questions.contrasts)) for n in counts}
 
 
-def _detectable(deviation: float, seeds: int, freedom: int, contrasts: int) -> tuple[float, float]:
-  alone, strictest = (detectable(seeds, freedom, contrasts=k) for k in (1, contrasts))
+def _detectable(deviation: float, seeds: int, contrasts: int) -> tuple[float, float]:
+  alone, strictest = (detectable(seeds, contrasts=k) for k in (1, contrasts))
   return deviation * alone, deviation * strictest
 
 
@@ -192,7 +190,7 @@ class _Sides:
     found: dict[Contrast, Difference] = {}
     if margins:
       found = {d.contrast: d for d in compare(self._values, list(margins), margins)}
-    return tuple(self._row(c, margins.get(c), found.get(c)) for c in contrasts)
+    return tuple(self._row(c, margins.get(c), found.get(c), len(margins)) for c in contrasts)
 
   def _is_ranked(self, contrast: Contrast) -> bool:
     paired = self._values[contrast.arm].keys() & self._values[contrast.reference].keys()
@@ -205,14 +203,19 @@ class _Sides:
     mean = statistics.fmean(self._values[contrast.reference].values())
     return self._plan.questions.margin * abs(mean)
 
-  def _row(self, contrast: Contrast, margin: float | None, difference: Difference | None) -> Row:
+  def _row(
+    self, contrast: Contrast, margin: float | None, difference: Difference | None, tested: int
+  ) -> Row:
     arm, reference = self.arms[contrast.arm], self.arms[contrast.reference]
     same = len({*arm.devices, *reference.devices}) == 1
-    verdict = _verdict(difference, self._plan.questions.better)
+    verdict, effects = _verdict(difference, self._plan.questions.better), None
+    if difference is not None and difference.deviation is not None:
+      effects = _detectable(difference.deviation, len(difference.seeds), tested)
     return Row(
       contrast=contrast,
       margin=margin,
       difference=difference,
+      detectable=effects,
       verdict=DIVERGED if self._diverged(contrast) else verdict,
       memory_ratio=_ratio(arm.step_bytes, reference.step_bytes) if same else None,
       flops_ratio=_ratio(arm.flops_per_token, reference.flops_per_token),
@@ -254,11 +257,11 @@ def _ratio(value: float | None, reference: float | None) -> float | None:
 
 
 def _verdict(difference: Difference | None, better: str) -> str:
-  if difference is None or difference.holm is None or difference.equality_p is None:
+  if difference is None or difference.holm is None or difference.equality_holm is None:
     return UNDECIDED
   if difference.holm < _ERROR:
     return BETTER if (difference.mean < 0) == (better == "lower") else WORSE
-  return EQUAL if difference.equality_p < _ERROR else UNDECIDED
+  return EQUAL if difference.equality_holm < _ERROR else UNDECIDED
 
 
 def _deviations(plan: Plan, results: Sequence[Result]) -> list[str]:

@@ -1,21 +1,24 @@
 """The comparison of a sweep as text for a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
 from resjax.base import terminal
 from resjax.study.statistics import Difference
-from resjax.study.sweeps.comparison import Arm, Comparison, Row
+from resjax.study.sweeps.comparison import UNDECIDED, Arm, Comparison, Row
 from resjax.study.sweeps.plan import Plan
 
 
-def show_plan(plan: Plan, effects: tuple[float, float] | None, console: Console) -> None:
+def show_plan(
+  plan: Plan, effects: Mapping[int, tuple[float, float]] | None, console: Console
+) -> None:
   """Prints the questions of a sweep, and the smallest effects that it can show.
 
   Args:
     plan: the plan.
-    effects: the smallest differences that it can show, see `comparison.expected`; None: not known.
+    effects: the smallest differences that it can show by the number of seeds, see
+      `comparison.expected`; None: not known.
     console: where to print.
   """
   asked = plan.questions
@@ -33,7 +36,11 @@ def show_plan(plan: Plan, effects: tuple[float, float] | None, console: Console)
       "--spread, or run the seeds of the baseline first (--only)"
     )
   else:
-    lines.append(_effects(effects, "can be seen"))
+    shown = (f"with {n} seeds {_effects(pair)}" for n, pair in effects.items())
+    lines.append(
+      f"smallest difference that can be seen (80 of 100 times): {'; '.join(shown)}; each contrast "
+      "by its own paired t"
+    )
   terminal.say(console, "\n".join(lines))
 
 
@@ -55,19 +62,11 @@ def show(comparison: Comparison, console: Console) -> None:
     terminal.say(console, f"tuned: {arm} {found}")
   for line in comparison.deviations:
     terminal.say(console, f"deviation: {line}")
-  if comparison.deviation is not None:
-    text = f"pooled standard deviation of a paired difference: {comparison.deviation:.3g}"
-    terminal.say(console, text)
-  if comparison.detectable:
-    terminal.say(console, _effects(comparison.detectable, "could have been seen"))
 
 
-def _effects(effects: tuple[float, float], words: str) -> str:
+def _effects(effects: tuple[float, float]) -> str:
   alone, strictest = effects
-  return (
-    f"smallest difference that {words} (80 of 100 times): {alone:.3g}, in the strictest step of "
-    f"Holm {strictest:.3g}"
-  )
+  return f"{alone:.3g} (in the strictest step of Holm {strictest:.3g})"
 
 
 def _block(title: str, rows: Sequence[Row], comparison: Comparison, console: Console) -> None:
@@ -85,6 +84,33 @@ def _block(title: str, rows: Sequence[Row], comparison: Comparison, console: Con
       shown += f" - {row.contrast.reference}"
     table.add_row(shown, *_reached(comparison.arms[row.contrast.arm]), *_found(row))
   console.print(table)
+  for name, words in (("rule", rule(rows)), ("smallest difference", _seen(rows))):
+    if words:
+      terminal.say(console, f"{name}: {words}")
+
+
+def rule(rows: Sequence[Row]) -> str:
+  """Returns in a line how contrasts that were tested together got their intervals and p values."""
+  found = [row.difference for row in rows if row.difference]
+  freedoms = sorted({one.freedom for one in found if one.interval})
+  if not freedoms:
+    return ""
+  shown = str(freedoms[0]) if len(freedoms) == 1 else f"{freedoms[0]} to {freedoms[-1]}"
+  return (
+    f"paired t of each contrast alone, ν = seeds − 1 = {shown}; p Holm over "
+    f"{len(found)}; assumed: independent seeds, differences "
+    "about normal; not assumed: equal or independent noise of arms"
+  )
+
+
+def _seen(rows: Sequence[Row]) -> str:
+  """Returns the smallest difference that the finest and the coarsest contrast could have shown."""
+  known = sorted((row for row in rows if row.detectable), key=lambda row: row.detectable or ())
+  if not known:
+    return ""
+  ends = known if len(known) == 1 else (known[0], known[-1])
+  shown = (f"{_effects(row.detectable)} for {row.contrast.arm}" for row in ends if row.detectable)
+  return f"could have been seen 80 of 100 times: {' to '.join(shown)}"
 
 
 def _costs(comparison: Comparison, console: Console) -> None:
@@ -110,7 +136,7 @@ def _found(row: Row) -> list[str]:
   d = row.difference
   if d is None:
     return ["", "", "", row.verdict]
-  return [f"{d.mean:+.4f}", _interval(d), _p_value(d), row.verdict]
+  return [f"{d.mean:+.4f}", _interval(d), _p_value(d), _verdict(row)]
 
 
 def in_words(row: Row, metric: str) -> str:
@@ -121,14 +147,21 @@ def in_words(row: Row, metric: str) -> str:
   interval, p = _interval(d), _p_value(d)
   sure = f" (95%: {interval})" if interval else ""
   tested = f", p {p if p.startswith('<') else f'= {p}'}" if p else ""
-  return f"{row.verdict}, {d.mean:+.4f} in {metric}{sure}{tested}, {len(d.seeds)}\u00a0seeds"
+  said = f"{_verdict(row)}, {d.mean:+.4f} in {metric}{sure}{tested}, {len(d.seeds)}\u00a0seeds"
+  if row.verdict != UNDECIDED or row.detectable is None:
+    return said
+  return f"{said}; a difference of {_effects(row.detectable)} is seen 80 of 100 times"
+
+
+def _verdict(row: Row) -> str:
+  return f"{row.verdict} < margin" if row.is_small else row.verdict
 
 
 def _interval(difference: Difference) -> str:
   if difference.interval is None:
     return ""
   low, high = difference.interval
-  return f"{low:+.4f}..{high:+.4f}" + " own s" * difference.own
+  return f"{low:+.4f}..{high:+.4f}"
 
 
 def _p_value(difference: Difference) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from html import escape
 
 from resjax.base import Location, terminal, typed_json
 from resjax.study.analysis.report import parts
@@ -27,7 +28,10 @@ def page(folder: Location) -> str:
     FileNotFoundError: they were not.
     ValueError: they are damaged.
   """
-  found = typed_json.read(folder / table.FILE_NAME, _File)
+  try:
+    found = typed_json.read(folder / table.FILE_NAME, _File)
+  except ValueError as error:
+    raise ValueError(f"{error}; `resjax sweep --collect` writes it anew") from None
   if not found.runs:
     raise ValueError(f"{folder / table.FILE_NAME} holds no runs")
   begun = [run for run in found.runs if run.status != results.NOT_RUN]
@@ -72,7 +76,11 @@ def _contrasts(found: Comparison | None) -> Iterator[str]:
   if found is not None and rows:
     cells = [(_names(row), comparison_table.in_words(row, found.metric)) for row in rows]
     shown = parts.table("Contrasts", ("contrast", "verdict"), cells)
-    yield parts.section("contrasts", "Contrasts", shown)
+    rules = {"planned": found.planned, "found afterwards": found.afterwards}
+    said = {name: comparison_table.rule(rows) for name, rows in rules.items()}
+    notes = [f"{name}: {words}." for name, words in said.items() if words]
+    facts = f'<p class="facts">{escape(" ".join(notes))}</p>\n'
+    yield parts.section("contrasts", "Contrasts", shown, facts)
 
 
 def _names(row: Row) -> str:
@@ -101,7 +109,7 @@ def _figures(found: _File) -> Iterator[Drawn]:
     return
   drawn = comparison_plots.differences(found.comparison, "")
   if drawn is not None:
-    caption = "Paired differences with 95 % intervals."
+    caption = "Paired differences with 95 % intervals, each by its own paired t."
     yield Drawn("differences", drawn, "Differences", caption)
   drawn = comparison_plots.curves(found.runs, found.comparison.metric, "")
   if drawn is not None:

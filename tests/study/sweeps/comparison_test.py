@@ -44,14 +44,14 @@ def test_rows_have_paired_differences_verdicts_and_ratios():
   wanted = statistics.compare(by_arm, contrasts, dict.fromkeys(contrasts, margin))
   assert [rows[d.contrast.arm].difference for d in wanted] == wanted
   assert rows["gate"].margin == pytest.approx(margin)
-  assert rows["gate"].difference.freedom == 6
+  assert rows["gate"].difference.freedom == 2
   assert found.arms["gate"].mean == pytest.approx(1.9 + 0.02 / 3)
   assert rows["gate"].memory_ratio == rows["gate"].flops_ratio == 1
   assert rows["gate"].speed_ratio is None and not found.deviations and not found.exploratory
-  pooled = rows["gate"].difference.deviation
-  assert found.deviation == pooled
-  assert found.detectable[0] == pytest.approx(pooled * statistics.detectable(3, 6))
-  assert found.detectable[1] == pytest.approx(pooled * statistics.detectable(3, 6, contrasts=3))
+  for row in rows.values():
+    alone, strictest = statistics.detectable(3), statistics.detectable(3, contrasts=3)
+    own = row.difference.deviation
+    assert row.detectable == pytest.approx((own * alone, own * strictest))
 
 
 def test_higher_may_be_better_and_small_effects_are_undecided():
@@ -59,6 +59,20 @@ def test_higher_may_be_better_and_small_effects_are_undecided():
   found = comparison.make(made.plan(better="higher", margin=1e-4), made.results(values))
   verdicts = {arm: row.verdict for arm, row in _rows(found).items()}
   assert verdicts == {"gate": "worse", "rezero": "better", "laurel": "undecided"}
+  row = _rows(found)["laurel"]
+  alone, strictest = row.detectable
+  words = comparison_table.in_words(row, "loss")
+  assert words.endswith(
+    f"; a difference of {alone:.3g} (in the strictest step of Holm {strictest:.3g}) is seen 80 of "
+    "100 times"
+  )
+
+
+def test_a_difference_may_be_sure_and_too_small_to_matter():
+  found = comparison.make(made.plan(margin=0.2), made.results(_values(**ALL)))
+  words = {arm: comparison_table.in_words(row, "loss") for arm, row in _rows(found).items()}
+  assert words["gate"].startswith("better < margin, -0.1000 in loss (95%: ")
+  assert words["rezero"].startswith("worse < margin, ") and words["laurel"].startswith("equal, ")
 
 
 def test_what_was_not_planned_is_tested_apart():
@@ -87,7 +101,8 @@ def test_a_diverged_arm_is_not_ranked_and_missing_seeds_are_told():
   # The arm without a finished run has a row too.
   nothing = {key: value for key, value in values.items() if key[0] == "standard"}
   found = comparison.make(made.plan(), made.results(nothing))
-  assert {row.verdict for row in found.planned} == {"undecided"} and found.detectable is None
+  assert {row.verdict for row in found.planned} == {"undecided"}
+  assert not any(row.detectable for row in found.planned)
 
 
 def test_speeds_count_only_alone_and_on_the_same_devices():
@@ -135,7 +150,12 @@ def test_tables_fit_a_narrow_terminal():
   assert ("gate", "3", "1.9067", "-0.1000", interval, "<0.001", "better") in words
   assert ("standard", "3", "2.0067") in words
   assert any("found afterwards, to be tested on new seeds" in line for line in lines)
-  assert all(len(line) <= 80 for line in lines if "smallest" not in line), lines
+  text = _text(found)
+  assert text.count("rule: paired t of each contrast alone, ν = seeds − 1 = 2; p Holm over 1;") == 1
+  assert text.count("rule: paired t of each contrast alone, ν = seeds − 1 = 2; p Holm over 2;") == 1
+  low, high = sorted(row.detectable[0] for row in found.afterwards)
+  assert f"could have been seen 80 of 100 times: {low:.3g} (" in text and f"to {high:.3g} (" in text
+  assert all(len(line) <= 80 for line in lines if not line.startswith(("rule", "small"))), lines
 
 
 def test_results_json_is_read_back_with_types(tmp_path):
@@ -188,10 +208,11 @@ def test_the_smallest_effect_is_told_before_the_runs():
   plan = made.plan(spread=0.0015)
   stream = io.StringIO()
   effects = comparison.expected(plan, 0.0015)
-  wanted = 2**0.5 * 0.0015 * statistics.detectable(3, 6)
-  assert effects[0] == pytest.approx(wanted) and effects[1] > effects[0]
   comparison_table.show_plan(plan, effects, Console(file=stream, width=80))
-  assert f"{wanted:.3g}" in stream.getvalue() and "can be seen" in stream.getvalue()
+  assert "can be seen" in stream.getvalue() and [*effects] == [3, 5, 10]
+  for n, (alone, strictest) in effects.items():
+    assert alone == pytest.approx(2**0.5 * 0.0015 * statistics.detectable(n)) and strictest > alone
+    assert f"with {n} seeds {alone:.3g} (in the strictest step" in stream.getvalue()
   comparison_table.show_plan(made.plan(seeds=(0,)), None, Console(file=stream, width=80))
   assert "one seed" in stream.getvalue()
 
@@ -199,5 +220,6 @@ def test_the_smallest_effect_is_told_before_the_runs():
 def test_the_example_of_the_specification():
   # 124M parameters, a spread of 0.0015 nats over seeds, three seeds, eight contrasts.
   arms = {name: {} for name in "abcdefghi"}
-  alone, strictest = comparison.expected(made.plan(arms=arms), 0.0015)
-  assert alone == pytest.approx(0.0036, abs=1e-4) and strictest == pytest.approx(0.005, abs=5e-5)
+  effects = comparison.expected(made.plan(arms=arms), 0.0015)
+  assert effects[3] == pytest.approx((0.0069, 0.0196), abs=1e-4)
+  assert effects[5] == pytest.approx((0.0036, 0.0063), abs=1e-4)
