@@ -34,12 +34,17 @@ def short_tiny() -> ConfigDict:
   return config
 
 
-def systems() -> Iterator[tuple[str, dict]]:
-  """Yields every system with its defaults: all combinators, then what goes with any of them."""
+def each_combinator() -> Iterator[tuple[str, dict]]:
+  """Yields a run with every combinator of resjax and its defaults."""
   from resjax import combinators  # imports JAX, which a config need not wait for
 
   for name in combinators.names(shipped=True):
     yield name, {"model.residual.name": name}
+
+
+def systems() -> Iterator[tuple[str, dict]]:
+  """Yields every system with its defaults: all combinators, then what goes with any of them."""
+  yield from each_combinator()
   yield "short_swa", {"model.short_swa.window": 128}
   yield "value_residual", {"model.value_residual": "learned"}
   yield "value_residual_gated", {"model.value_residual": "gated"}

@@ -27,10 +27,7 @@ def get_config(size: str = "tiny") -> ConfigDict:
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-  from resjax import combinators
-
-  for name in combinators.names(shipped=True):
-    yield name, {"model.residual.name": name}
+  yield from ablations.each_combinator()
   yield from ablations.gates(ablations.GRANULARITIES[1:])
   num_layers, default = config.model.num_layers, config.model.residual.block_attn_res
   for size in range(1, num_layers + 1):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import synthetic
+from configs import ablations, synthetic
 
 
 def get_config(task: str = "mqar") -> ConfigDict:
@@ -24,10 +24,7 @@ def get_config(task: str = "mqar") -> ConfigDict:
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-  from resjax import combinators
-
-  for name in combinators.names(shipped=True):
-    overrides: dict = {"model.residual.name": name}
+  for name, overrides in ablations.each_combinator():
     if "layers_per_block" in config.model.residual[name]:
       overrides[f"model.residual.{name}.layers_per_block"] = 1
     yield name, overrides

@@ -39,7 +39,6 @@ _ROWS = flags.DEFINE_integer("rows", 1, "Rows that are decoded together.", lower
 _TOKENS = flags.DEFINE_integer("tokens", 128, "Tokens in the cache.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 100, "Tokens of a sample.", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 200, "Samples of each combinator.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_decode.json to.")
 
 
 def main() -> None:
@@ -59,7 +58,7 @@ def main() -> None:
     "cost": costs,
     "ratio": {name: cost / first for name, cost in costs.items()},
   }
-  write_report(report, _OUT.value, "bench_decode.json")
+  write_report(report, "decode")
 
 
 def _model(config: ConfigDict, name: str, devices: list[jax.Device]) -> ModelDef:

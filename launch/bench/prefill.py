@@ -32,7 +32,6 @@ _LAYERS = flags.DEFINE_integer("layers", 12, "Layers.", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("d_model", 768, "Width; a multiple of 64.", lower_bound=64)
 _LENGTHS = flags.DEFINE_list("lengths", ["1024", "2048"], "Numbers of tokens of the prompts.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Samples of each prefill.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_prefill.json to.")
 
 HEAD = 64
 
@@ -49,7 +48,7 @@ def main() -> None:
     "flags": {flag.name: flag.value for flag in (_LAYERS, _WIDTH, _REPEATS)},
     "cases": cases,
   }
-  write_report(report, _OUT.value, "bench_prefill.json")
+  write_report(report, "prefill")
 
 
 def _decoder(longest: int) -> Decoder:

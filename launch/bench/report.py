@@ -1,21 +1,19 @@
-"""The report of a benchmark, which is printed and stays in a file."""
+"""The report of a benchmark, which is printed and stays in a file of --out."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from absl import flags
 
-def write_report(report: Mapping[str, Any], folder: str, name: str) -> None:
-  """Writes a report as JSON, and prints it.
+_OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_NAME.json to.")
 
-  Args:
-    report: the measurements, with device and versions.
-    folder: where to write it; made if it is missing.
-    name: of the file.
-  """
+
+def write_report(report: Mapping[str, Any], name: str) -> None:
+  """Writes a report with device and versions to bench_NAME.json, and prints it."""
   text = json.dumps(report, indent=2)
-  out = Path(folder)
+  out = Path(_OUT.value)
   out.mkdir(parents=True, exist_ok=True)
-  (out / name).write_text(text)
+  (out / f"bench_{name}.json").write_text(text)
   print(text)

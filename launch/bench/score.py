@@ -34,7 +34,6 @@ _LENGTH = flags.DEFINE_integer("max_length", 1024, "Tokens of a full row.", lowe
 _ROWS = flags.DEFINE_integer("rows", 4, "Full rows that run at a time.", lower_bound=1)
 _BATCHES = flags.DEFINE_integer("batches", 8, "Batches of full rows in a sample.", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Samples of each side.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_score.json to.")
 
 HEAD = 64
 CHUNK = 256  # tokens whose logits exist at a time, on both sides
@@ -60,7 +59,7 @@ def main() -> None:
     "ratio": {name: speed[name] / speed["plain"] for name in sides},
     "programs": sorted(scorer.programs),
   }
-  write_report(report, _OUT.value, "bench_score.json")
+  write_report(report, "score")
 
 
 def _decoder() -> Decoder:

@@ -36,7 +36,6 @@ _LENGTH = flags.DEFINE_integer("seq_len", 2048, "Number of tokens of a row.", lo
 _REMAT = flags.DEFINE_enum("remat", "full", ["none", "full", "dots"], "What a layer recomputes.")
 _STEPS = flags.DEFINE_integer("steps", 3, "Number of steps of a sample.", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 20, "Samples of each combinator.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_step.json to.")
 
 HEAD = 128
 _TOLD = (
@@ -54,7 +53,7 @@ def main() -> None:
     "flags": {flag.name: flag.value for flag in _TOLD},
   }
   report |= timed_step.compare(runs, _STEPS.value, _REPEATS.value)
-  write_report(report, _OUT.value, "bench_step.json")
+  write_report(report, "step")
 
 
 def _run(name: str) -> Run:

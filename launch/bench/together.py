@@ -32,7 +32,6 @@ _ROWS = flags.DEFINE_integer("rows", 8, "Number of rows of a run's batch.", lowe
 _LENGTH = flags.DEFINE_integer("seq_len", 256, "Number of tokens of a row.", lower_bound=2)
 _STEPS = flags.DEFINE_integer("steps", 3, "Number of steps of a sample.", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 10, "Samples of each kind.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "runs/bench", "Folder to write bench_together.json to.")
 _TOLD = (_RUNS, _RESIDUAL, _WIDTH, _ROWS, _LENGTH)
 
 
@@ -60,7 +59,7 @@ def main() -> None:
     "tokens_per_second": {name: tokens / seconds for name, seconds in medians.items()},
     "together over one by one": medians["one by one"] / medians["together"],
   }
-  write_report(report, _OUT.value, "bench_together.json")
+  write_report(report, "together")
 
 
 def _run() -> Run:

@@ -90,8 +90,10 @@ def _status() -> list[Step]:
   return commands.status(_NAME.value, _NAMESPACE.value)
 
 
-def _cluster() -> commands.Cluster:
-  return commands.Cluster(_CLUSTER.value, _ZONE.value, _PROJECT.value)
+def _cluster() -> list[str]:
+  """Returns the flags that say where the cluster is; gcloud's zone and project need none."""
+  given = {"cluster": _CLUSTER.value, "zone": _ZONE.value, "project": _PROJECT.value}
+  return [f"--{name}={value}" for name, value in given.items() if value]
 
 
 def _job(command: list[str]) -> GkeJob:

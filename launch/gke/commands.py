@@ -1,34 +1,12 @@
 """Builds the kubectl and xpk commands for one JobSet."""
 
-import dataclasses
+from collections.abc import Sequence
 
 import yaml
 
 from launch.gke.jobset import GkeJob, TpuNodes, manifest, selector
 from launch.shell import COORDINATOR_PORT, EXIT, one_line, supervised
 from launch.shell_steps import Step
-
-
-@dataclasses.dataclass(frozen=True)
-class Cluster:
-  """A GKE cluster, for xpk.
-
-  Attributes:
-    name: the name of the cluster.
-    zone: its zone; empty for the one that gcloud is set to.
-    project: its project; empty for the one that gcloud is set to.
-  """
-
-  name: str
-  zone: str
-  project: str
-
-  @property
-  def where(self) -> tuple[str, ...]:
-    """The flags that all xpk commands need."""
-    zone = (f"--zone={self.zone}",) if self.zone else ()
-    project = (f"--project={self.project}",) if self.project else ()
-    return (f"--cluster={self.name}", *zone, *project)
 
 
 def run(job: GkeJob) -> list[Step]:
@@ -79,8 +57,12 @@ def status(name: str, namespace: str) -> list[Step]:
   ]
 
 
-def xpk_run(job: GkeJob, cluster: Cluster) -> list[Step]:
+def xpk_run(job: GkeJob, cluster: Sequence[str]) -> list[Step]:
   """Returns the step that creates the job with xpk instead of kubectl.
+
+  Args:
+    job: the job.
+    cluster: the flags that say where the cluster is.
 
   Raises:
     ValueError: the job needs something that xpk has no flag for.
@@ -102,7 +84,7 @@ def xpk_run(job: GkeJob, cluster: Cluster) -> list[Step]:
     tpu_type = f"{tpu.generation.accelerator}-{tpu.shape}"
   given = {"PYTHONUNBUFFERED": "1", "JAX_COORDINATOR_PORT": COORDINATOR_PORT, **job.environment}
   argv = (
-    *("xpk", "workload", "create", f"--workload={job.name}", *cluster.where),
+    *("xpk", "workload", "create", f"--workload={job.name}", *cluster),
     f"--tpu-type={tpu_type}",
     f"--num-slices={job.nodes.num_slices}",
     f"--docker-image={job.image}",
@@ -116,9 +98,9 @@ def xpk_run(job: GkeJob, cluster: Cluster) -> list[Step]:
   return [Step("create the workload", argv, undo=xpk_delete(job.name, cluster))]
 
 
-def xpk_delete(name: str, cluster: Cluster) -> tuple[str, ...]:
+def xpk_delete(name: str, cluster: Sequence[str]) -> tuple[str, ...]:
   """Returns the command that deletes the workload with its pods."""
-  return ("xpk", "workload", "delete", f"--workload={name}", *cluster.where, "--force")
+  return ("xpk", "workload", "delete", f"--workload={name}", *cluster, "--force")
 
 
 class _Dumper(yaml.SafeDumper):

@@ -9,7 +9,7 @@ from .base import PreNorm as PreNorm
 from .base import Strategy as Strategy
 from .base import TokenContext as TokenContext
 from .base import Views as Views
-from .base import check_option as check_option
+from .checks import check_option as check_option
 from .numerics import scaled_add as scaled_add
 from .outside import section as section
 from .registry import build as build

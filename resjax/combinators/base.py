@@ -355,14 +355,3 @@ def _signature(function: Any) -> inspect.Signature:
     return inspect.signature(function, eval_str=True)
   except NameError:  # one of them is imported for type checkers alone
     return inspect.signature(function)
-
-
-def check_option(name: str, value: Any, ok: bool, allowed: str) -> None:
-  """Raises a ValueError that names option, value and what is allowed, unless `ok`."""
-  if not ok:
-    raise ValueError(f"{name}={value!r} is out of range; allowed: {allowed}")
-
-
-def check_flag(name: str, value: Any) -> None:
-  """Raises a ValueError unless an option is True or False."""
-  check_option(name, value, isinstance(value, bool), "True, False")

@@ -9,16 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, PyTree
-from resjax.combinators.base import (
-  OUTPUT,
-  Layer,
-  Norms,
-  PreNorm,
-  Strategy,
-  Views,
-  are_pre_norms,
-  check_option,
-)
+from resjax.combinators.base import OUTPUT, Layer, Norms, PreNorm, Strategy, Views, are_pre_norms
+from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.depth_scores import DepthScores, Flag, Reader
 from resjax.combinators.source import DepthState, SourceMixer
 from resjax.kernels import IMPLEMENTATIONS
@@ -66,12 +58,9 @@ class DepthReader(SourceMixer):
   ):
     super().__init__(**options)
     check_num_heads(num_heads, self.d_model)
-    check_option("eps", eps, eps > 0, "eps > 0")
-    known = implementation in ("auto", *IMPLEMENTATIONS)
-    check_option("implementation", implementation, known, ", ".join(("auto", *IMPLEMENTATIONS)))
+    self.eps = check_option("eps", eps, eps > 0, "eps > 0")
+    self.implementation = check_choice("implementation", implementation, ("auto", *IMPLEMENTATIONS))
     self.num_heads = num_heads
-    self.eps = eps
-    self.implementation = implementation
     self.scores = dataclasses.replace(self.scores, width=self.d_model, num_heads=num_heads, eps=eps)
     self.scores.check()
     plain = self.scores.plain
@@ -92,13 +81,12 @@ class DepthReader(SourceMixer):
 
   def _add_views(self, views: str) -> None:
     """Adds the readers of k and v: `view_query` [L, number of them, D], and so on."""
-    check_option("views", views, views in VIEWS, ", ".join(VIEWS))
+    check_choice("views", views, VIEWS)
     self.own_readers = VIEWS[views]
     if self.own_readers:
       self.per_layer += self._add_readers("view_", self.num_layers, len(self.own_readers))
 
   def view_names(self, site: str) -> tuple[str, ...]:
-    """See `Combinator.view_names`."""
     return ("x", *self.own_readers) if site == self.sites[0] else ("x",)
 
   def _reader(self, layer: Layer, site: str, view: str = "x") -> Reader:
@@ -113,7 +101,6 @@ class DepthReader(SourceMixer):
     return {name: getattr(self, prefix + name) for name in self.scores.shapes()}
 
   def source_names(self) -> tuple[str, ...]:
-    """See `Combinator.source_names`."""
     return ("embedding", *self._written())
 
   def _written(self) -> tuple[str, ...]:
@@ -213,7 +200,6 @@ class OutputReader(DepthReader):
     return {name: views[name] for name in norms}, tape
 
   def final(self, state: DepthState) -> Array:
-    """See `Combinator.final`."""
     return self._attend_with(self._reader(self.num_layers, OUTPUT), state.sources)[0]
 
   def _reader(self, layer: Layer, site: str, view: str = "x") -> Reader:
@@ -246,13 +232,12 @@ class DepthBlocks(DepthReader):
     super().__init__(**options)
     in_range = 1 <= layers_per_block <= self.num_layers
     check_option("layers_per_block", layers_per_block, in_range, f"1..{self.num_layers} (layers)")
-    check_option("two_phase", two_phase, two_phase in TWO_PHASE, ", ".join(TWO_PHASE))
+    self.two_phase = check_choice("two_phase", two_phase, TWO_PHASE)
     fits = two_phase != "always" or self.num_heads == 1
     check_option("two_phase", two_phase, fits, f"auto, never with num_heads={self.num_heads}")
     fits = two_phase != "always" or not self.scores.plain
     check_option("two_phase", two_phase, fits, f"auto, never with {self.scores.plain}")
     self.layers_per_block = layers_per_block
-    self.two_phase = two_phase
 
   def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
     """See `Combinator.open_block`. The first of two phases is the reads of all sites."""

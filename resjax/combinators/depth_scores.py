@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from resjax.base import Array, aligned, wide_dtype
-from resjax.combinators.base import check_flag, check_option
+from resjax.combinators.checks import check_choice, check_flag, check_option
 from resjax.combinators.numerics import project, recomputed, rms_normalized
 from resjax.kernels.depth_attention import Sources, depth_sum
 
@@ -62,7 +62,7 @@ class DepthScores:
     """Raises a ValueError if an option is out of range or does not go with another one."""
     for name, words in _WORDS.items():
       value = getattr(self, name)
-      check_option(name, value, value in words, ", ".join(words))
+      check_choice(name, value, words)
     for name in ("value_norm", "dynamic_query"):
       check_flag(name, getattr(self, name))
     in_range = 0 <= self.key_rank <= self.width

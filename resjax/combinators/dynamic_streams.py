@@ -12,7 +12,8 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, check_option
+from resjax.combinators.base import Layer
+from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.streams import Reading, ResidualStreams, one_hot_reads
 from resjax.kernels.streams import Pending
 
@@ -102,8 +103,8 @@ class DynamicStreams(ResidualStreams):
     rngs: nnx.Rngs, **options: Any,
   ):  # fmt: skip
     super().__init__(**options)
-    check_option("init", init, init in _INITS, ", ".join(_INITS))
-    check_option("head", head, head in _HEADS, ", ".join(_HEADS))
+    check_choice("init", init, _INITS)
+    check_choice("head", head, _HEADS)
     check_option("eps", eps, eps > 0, "eps > 0")
     self.head, self.eps = head, eps
     # With ε the rows of M add up to 1 - ε, and b is 1 + ε.
@@ -152,7 +153,6 @@ class DynamicStreams(ResidualStreams):
     return jnp.concatenate(parts, axis=-1)
 
   def reading(self, layer: Layer, site: str) -> Reading:
-    """See `ResidualStreams.reading`."""
     bias, scale = self._row(self.bias, layer, site), self._row(self.scale, layer, site)
     projection = self._layer_row(self.projection, layer)
     # The devices first gather φ, since with φ split over D they would exchange a product per token.
@@ -164,7 +164,6 @@ class DynamicStreams(ResidualStreams):
     return Reading(projection, (bias, scale, copies), gated, self.sites.index(site))
 
   def final(self, state: Pending) -> Array:
-    """See `Combinator.final`."""
     if self.head == "learned":
       projection = self.layout.constrain(self.head_projection[...], None, None, None)
       parameters = self.head_bias[...], self.head_scale[...]

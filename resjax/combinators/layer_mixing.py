@@ -51,7 +51,6 @@ class LayerMixer(SourceMixer):
     return sources.append(output)
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
-    """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), self._first_running(x))
 
   def _first_running(self, x: Array) -> LayerStream:

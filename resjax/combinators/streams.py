@@ -9,15 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from resjax.base import Array, PyTree, wide_dtype
-from resjax.combinators.base import (
-  Combinator,
-  Layer,
-  Norms,
-  PreNorm,
-  TokenContext,
-  Views,
-  check_option,
-)
+from resjax.combinators.base import Combinator, Layer, Norms, PreNorm, TokenContext, Views
+from resjax.combinators.checks import check_choice, check_option
 from resjax.kernels import IMPLEMENTATIONS, sum_of_products
 from resjax.kernels.streams import (
   Coefficients,
@@ -67,10 +60,8 @@ class ResidualStreams(Combinator):
   def __init__(self, *, num_streams: int = 4, implementation: str = "auto", **options: Any):
     super().__init__(**options)
     check_option("num_streams", num_streams, num_streams >= 1, "num_streams >= 1")
-    known = implementation in ("auto", *IMPLEMENTATIONS)
-    check_option("implementation", implementation, known, ", ".join(("auto", *IMPLEMENTATIONS)))
+    self.implementation = check_choice("implementation", implementation, ("auto", *IMPLEMENTATIONS))
     self.num_streams = num_streams
-    self.implementation = implementation
 
   @abc.abstractmethod
   def reading(self, layer: Layer, site: str) -> Reading:
@@ -98,7 +89,6 @@ class ResidualStreams(Combinator):
     return stream_coefficients(state, *self.reading(layer, site))
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> Pending:
-    """See `Combinator.init`."""
     count, wide = self.num_streams, wide_dtype(x)
     weights = jnp.eye(count, count + 1, dtype=wide).reshape(-1, *(1,) * (x.ndim - 1))
     weights += jnp.sum(jnp.zeros_like(x, wide), axis=-1)[None]  # they lie as the tokens do
@@ -137,7 +127,6 @@ class ResidualStreams(Combinator):
     return Pending(streams, weights, out)
 
   def final(self, state: Pending) -> Array:
-    """See `Combinator.final`."""
     return _sum(state)
 
 

@@ -85,7 +85,7 @@ def build(
   return found
 
 
-def _corpus_summary(text: Path, rows: Path, seq_len: int) -> CorpusSummary:
+def _corpus_summary(text: Path, rows: Path, seq_len: int) -> CorpusSummary[Path]:
   of_text, of_rows = built.facts(text.parents[1]), built.facts(rows.parents[1])
   splits = {}
   for split, facts in of_text.splits.items():

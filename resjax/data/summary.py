@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from resjax.base import Damaged, typed_json
 from resjax.data.built import Count
 from resjax.data.config import SPLITS
 
+_Folder = TypeVar("_Folder", str, Path)
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -41,13 +42,16 @@ class SplitSummary:
 
 
 @dataclasses.dataclass(frozen=True)
-class CorpusSummary:
-  """One corpus: its splits, dropped documents by reason, and the folders of text and rows."""
+class CorpusSummary(Generic[_Folder]):
+  """One corpus: its splits, dropped documents by reason, and the folders of text and rows.
+
+  In a file the folders are texts relative to the root, else paths.
+  """
 
   splits: Mapping[str, SplitSummary]
-  dropped: Mapping[str, int]
-  text: Path
-  rows: Path
+  dropped: Mapping[str, Count]
+  text: _Folder
+  rows: _Folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +71,7 @@ class DatasetSummary:
   seq_len: int
   vocab_size: int
   tokenizer: Path
-  corpora: Mapping[str, CorpusSummary]
+  corpora: Mapping[str, CorpusSummary[Path]]
   path: Path
 
   @property
@@ -78,16 +82,6 @@ class DatasetSummary:
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredCorpus:
-  """A `CorpusSummary` in a file, with paths relative to the root."""
-
-  splits: dict[str, SplitSummary]
-  dropped: dict[str, Count]
-  text: str
-  rows: str
-
-
-@dataclasses.dataclass(frozen=True)
 class StoredSummary:
   """A `DatasetSummary` in a file, with paths relative to the root, and a digest of the rest."""
 
@@ -95,7 +89,7 @@ class StoredSummary:
   seq_len: Positive
   vocab_size: Positive
   tokenizer: str
-  corpora: dict[str, StoredCorpus]
+  corpora: dict[str, CorpusSummary[str]]
   sha256: str = ""
 
 

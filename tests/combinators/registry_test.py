@@ -5,6 +5,7 @@ import functools
 import inspect
 import pydoc
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -210,3 +211,19 @@ def test_the_gate_of_delta_attention_residuals_is_decayed():
   for name in ("delta_attn_res", "delta_block_attn_res"):
     made = nnx.eval_shape(lambda name=name: build(name, output_gate="vector"))
     assert set(made.decayed_parameters) == {"gate_weight"}
+
+
+def test_every_method_is_documented_where_it_is_or_where_it_is_from():
+  for name in combinators.names(shipped=True):
+    combinators.get(name)
+  modules = [m for name, m in sys.modules.items() if name.startswith("resjax.combinators.")]
+  classes = {found for m in modules for found in vars(m).values() if inspect.isclass(found)}
+  methods = {
+    f"{cls.__qualname__}.{name}": getattr(cls, name)
+    for cls in classes
+    for name, found in vars(cls).items()
+    if cls.__module__.startswith("resjax.combinators.") and "_" not in (cls.__name__[0], name[0])
+    if inspect.isroutine(found) or isinstance(found, property)
+  }
+  assert "Standard.write" in methods and "MHCLite.gates" in methods
+  assert [name for name, method in methods.items() if not inspect.getdoc(method)] == []

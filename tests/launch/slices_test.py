@@ -13,7 +13,7 @@ from resjax.base.hardware.slices import GENERATIONS, resolve
 from tests.helpers.libtpu import needs_libtpu
 
 RESOURCE = tpu.Resource("run1", "us-west4-a", "", False)
-CLUSTER = gke.Cluster("c", "", "")
+CLUSTER = ["--cluster=c"]
 
 
 def names(generation):

@@ -175,7 +175,7 @@ def test_folders_are_those_of_single_runs_and_one_that_ends_stops_no_other(tmp_p
 def test_a_signal_saves_all_runs_and_the_same_command_goes_on(tmp_path):
   root, settings = write_text(tmp_path), {"train__steps": 20, "train__eval_rows": 0}
   command = small_command(root, root / "unused", **settings)
-  command[2] = "resjax.cli.commands.train_together"
+  command[2:3] = ["resjax", "train_together"]
   command += [f"--run=workdir={root}/{name} seed={seed}" for seed, name in enumerate("ab")]
   process = start(command)
   wait_for(process, lambda: last_step(root / "b") > 3)

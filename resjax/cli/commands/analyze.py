@@ -77,6 +77,3 @@ def _sensitivity(path: str) -> Sensitivity:
 
 
 run = functools.partial(command.run, main)
-
-if __name__ == "__main__":
-  run()

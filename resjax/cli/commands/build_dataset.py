@@ -67,6 +67,3 @@ def _show(found: Use, root: str) -> None:
 
 
 run = functools.partial(command.run, main)
-
-if __name__ == "__main__":
-  run()

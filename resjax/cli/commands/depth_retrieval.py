@@ -119,6 +119,3 @@ def _number(flag: str, text: str, least: int, most: int) -> int:
 
 
 run = functools.partial(command.run, main)
-
-if __name__ == "__main__":
-  run()

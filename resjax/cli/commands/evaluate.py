@@ -156,14 +156,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _is_ours(module: str) -> bool:
-  return module in (
-    "resjax.cli.commands.evaluate",
-    "resjax.cli.model_flags",
-    "__main__",
-  ) or module.endswith("evaluate.py")
+  return module in ("resjax.cli.commands.evaluate", "resjax.cli.model_flags")
 
 
 run = functools.partial(command.run, main)
-
-if __name__ == "__main__":
-  run()

@@ -79,6 +79,3 @@ def _facts(run: Run, saved: restore.Saved) -> dict[str, object]:
 
 
 run = functools.partial(command.run, main)
-
-if __name__ == "__main__":
-  run()

@@ -8,6 +8,7 @@ The same command in several processes samples together; see `resjax.base.process
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 from absl import flags
@@ -28,17 +29,21 @@ _IGNORED = flags.DEFINE_list(
   "hf_ignore", [], "Settings of its config.json that are not known, and that change nothing."
 )
 _PROMPTS = flags.DEFINE_multi_string("prompt", [""], "Beginning of a text.")
-_NUM_TOKENS = flags.DEFINE_integer("num_tokens", 64, "Tokens of a continuation.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "Temperature; 0: the most probable token.")
 _TOP_K = flags.DEFINE_integer("top_k", 0, "Sample among the k most probable tokens; 0: all.")
 _TOP_P = flags.DEFINE_float(
   "top_p", 1.0, "Sample among the most probable tokens whose sum is p; 1: all."
 )
 _STOP = flags.DEFINE_string("stop", END_OF_TEXT, "Text of one token that ends a continuation too.")
+# The arguments of `sample_text` of these names.
+_SAMPLING: tuple[flags.FlagHolder[Any], ...] = (
+  _TEMPERATURE, _TOP_K, _TOP_P, _STOP,
+  flags.DEFINE_integer("num_tokens", 64, "Tokens of a continuation.", lower_bound=1),
+  flags.DEFINE_integer("seed", 0, "Seed of the random numbers.", 0, MAX_SEED),
+)  # fmt: skip
 _BOS = flags.DEFINE_enum(
   "bos", "auto", prefix.RULES, "Whether something stands in front of texts; auto: by the tokenizer."
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of the random numbers.", 0, MAX_SEED)
 _SAMPLES = flags.DEFINE_integer("num_samples", 1, "Continuations of a prompt.", lower_bound=1)
 
 
@@ -67,16 +72,7 @@ def main() -> None:
   model = _pretrained(folder) if folder else loading.from_workdir(checkpoint or "")
   model = dataclasses.replace(model, bos=_BOS.value)
   prompts = [prompt for prompt in _PROMPTS.value for _ in range(_SAMPLES.value)]
-  texts = sample_text(
-    model,
-    prompts,
-    num_tokens=_NUM_TOKENS.value,
-    temperature=_TEMPERATURE.value,
-    top_k=_TOP_K.value,
-    top_p=_TOP_P.value,
-    stop=_STOP.value,
-    seed=_SEED.value,
-  )
+  texts = sample_text(model, prompts, **{flag.name: flag.value for flag in _SAMPLING})
   if jax.process_index() == 0:
     pairs = zip(prompts, texts, strict=True)
     print("\n----\n".join(prompt + text for prompt, text in pairs), flush=True)
@@ -85,6 +81,3 @@ def main() -> None:
 
 
 run = functools.partial(command.run, main)
-
-if __name__ == "__main__":
-  run()

@@ -267,6 +267,3 @@ def _write(
 
 
 run = functools.partial(command.run, main)
-
-if __name__ == "__main__":
-  run()

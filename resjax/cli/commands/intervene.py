@@ -128,6 +128,3 @@ def _numbers(flag: flags.FlagHolder, kind: Callable[[str], _Number]) -> list[_Nu
 
 
 run = functools.partial(command.run, main)
-
-if __name__ == "__main__":
-  run()

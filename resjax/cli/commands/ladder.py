@@ -188,6 +188,3 @@ def _ladder(points: Sequence[Point]) -> Ladder:
 
 
 run = functools.partial(command.run, main)
-
-if __name__ == "__main__":
-  run()

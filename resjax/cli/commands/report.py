@@ -66,6 +66,3 @@ def _kind(folder: Location) -> Callable[[Location], str]:
 
 
 run = functools.partial(command.run, main, takes_words=True)
-
-if __name__ == "__main__":
-  run()

@@ -216,6 +216,3 @@ def _print(runs: Sequence[SweepRun]) -> None:
 
 
 run = functools.partial(command.run, main, folder=command.config_workdir)
-
-if __name__ == "__main__":
-  run()

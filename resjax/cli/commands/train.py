@@ -55,6 +55,3 @@ def main() -> None:
 
 
 run = functools.partial(command.run, main, folder=command.config_workdir)
-
-if __name__ == "__main__":
-  run()

@@ -53,6 +53,3 @@ def _override(config: ConfigDict, text: str) -> ConfigDict:
 
 
 run = functools.partial(command.run, main, folder=command.config_workdir)
-
-if __name__ == "__main__":
-  run()

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from resjax.base import Array, PyTree
-from resjax.combinators.base import Layer, Views, check_option
+from resjax.combinators.base import Layer, Views
+from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.numerics import scaled_add
 from resjax.combinators.systems.standard import Standard
 
@@ -38,18 +39,15 @@ class AttenuatedStream(Standard):
 
   def __init__(self, *, scope: str = "sublayer", **options: Any):
     super().__init__(**options)
-    check_option("scope", scope, scope in SCOPES, ", ".join(SCOPES))
-    self.scope = scope
+    self.scope = check_choice("scope", scope, SCOPES)
 
   def read(self, state: PyTree, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`."""
     return {"x": state.stream if isinstance(state, _WithinLayer) else state}, None
 
   def write(
     self, state: PyTree, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
   ) -> PyTree:  # fmt: skip
-    """See `Combinator.write`."""
     starts, ends = site == self.sites[0], site == self.sites[-1]
     if self.scope == "sublayer":
       return scaled_add(self._alpha(layer, site, normed), state, out)
@@ -113,7 +111,7 @@ class Attenuation(AttenuatedStream):
       allowed = f"{-self.num_layers}..{self.num_layers - 1} for {self.num_layers} layers"
       check_option("layers", layer, in_range, allowed)
     for site in cut_sites:
-      check_option("cut_sites", site, site in self.sites, f"{', '.join(self.sites)}")
+      check_choice("cut_sites", site, self.sites)
     whole = self.scope == "sublayer" or set(cut_sites) == set(self.sites)
     check_option("cut_sites", cut_sites, whole, f"all of {self.sites} with scope='layer'")
     check_option("alpha", alpha, 0 <= alpha < float("inf"), "alpha >= 0")

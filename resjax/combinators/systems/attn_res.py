@@ -65,7 +65,6 @@ class AttnRes(OutputReader):
     super().__init__(**options)
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
-    """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)))
 
   def _read(

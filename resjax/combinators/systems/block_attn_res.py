@@ -7,15 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from resjax.base import Array
-from resjax.combinators.base import (
-  OUTPUT,
-  Layer,
-  PreNorm,
-  TokenContext,
-  Views,
-  check_flag,
-  check_option,
-)
+from resjax.combinators.base import OUTPUT, Layer, PreNorm, TokenContext, Views
+from resjax.combinators.checks import check_flag, check_option
 from resjax.combinators.depth_reader import DepthBlocks, OutputReader
 from resjax.combinators.numerics import rms_normalized
 from resjax.combinators.source import DepthState
@@ -73,10 +66,9 @@ class BlockAttnRes(DepthBlocks, OutputReader):
 
   def __init__(self, *, rms_block: bool = False, **options: Any):
     super().__init__(**options)
-    check_flag("rms_block", rms_block)
+    self.rms_block = check_flag("rms_block", rms_block)
     weights = self.scores.weights
     check_option("weights", weights, weights != "static", "softmax, sigmoid")
-    self.rms_block = rms_block
     self.equals_standard_at_init &= not rms_block
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:

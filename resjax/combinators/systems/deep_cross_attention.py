@@ -6,7 +6,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, TokenContext, Views, check_option
+from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.ragged import RaggedRows
 from resjax.combinators.source import DepthState
@@ -51,9 +52,8 @@ class DeepCrossAttention(LayerMixer):
 
   def __init__(self, *, version: int = 3, last: int = 0, rngs: nnx.Rngs, **options: Any):
     super().__init__(**options)
-    check_option("version", version, version in (1, 2, 3), "1, 2, 3")
+    self.version = check_choice("version", version, (1, 2, 3))
     check_option("last", last, 0 <= last < self.num_layers, f"0..{self.num_layers - 1} (layers)")
-    self.version = version
     self.last = last
     self.strategy = "carry" if last else "history"
     self.equals_standard_at_init = version != 3
@@ -95,7 +95,6 @@ class DeepCrossAttention(LayerMixer):
     return Sources(recent=(x, summed + oldest, *newer, output))
 
   def view_names(self, site: str) -> tuple[str, ...]:
-    """See `Combinator.view_names`."""
     return _VIEWS if site == self.sites[0] else ("x",)
 
   def source_names(self) -> tuple[str, ...]:
@@ -116,7 +115,6 @@ class DeepCrossAttention(LayerMixer):
     return gated_depth_sum(sources, bias, query)
 
   def final(self, state: DepthState) -> Array:
-    """See `Combinator.final`."""
     return self._output_grn(state.sources)
 
   def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:

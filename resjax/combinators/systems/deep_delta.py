@@ -10,7 +10,8 @@ from flax import nnx
 from jax import lax
 
 from resjax.base import Array, aligned, wide_dtype
-from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_flag, check_option
+from resjax.combinators.base import Combinator, Layer, TokenContext, Views
+from resjax.combinators.checks import check_flag, check_option
 from resjax.combinators.delta_cache import DeltaCache
 from resjax.combinators.numerics import project, recomputed
 from resjax.combinators.short_conv import expand, pool
@@ -120,24 +121,19 @@ class DeepDelta(Combinator):
     check_option("value_width", value_width, value_width >= 1, "value_width >= 1")
     allowed = COMPRESSORS[:1] if value_width == 1 else COMPRESSORS[1:]
     given = f"{' or '.join(map(repr, allowed))} with value_width={value_width}"
-    check_option("compressor", compressor, compressor in allowed, given)
+    self.compressor = check_option("compressor", compressor, compressor in allowed, given)
     expands = not embedding_expansion or value_width > 1
     check_option("embedding_expansion", embedding_expansion, expands, "False with value_width=1")
     check_option("kernel_size", kernel_size, kernel_size >= 2, "kernel_size >= 2")
-    check_option("value", value, value in VALUES, " or ".join(map(repr, VALUES)))
+    self.value = check_option("value", value, value in VALUES, " or ".join(map(repr, VALUES)))
     check_option("beta_init", beta_init, 0 < beta_init < 2, "0 < beta_init < 2")
     check_option("beta_hidden", beta_hidden, beta_hidden >= 0, "beta_hidden >= 0")
-    check_option("eps", eps, eps > 0, "eps > 0")
-    check_flag("embedding_expansion", embedding_expansion)
-    check_flag("shared_compressor", shared_compressor)
+    self.eps = check_option("eps", eps, eps > 0, "eps > 0")
+    self.embedding_expansion = check_flag("embedding_expansion", embedding_expansion)
+    self.shared_compressor = check_flag("shared_compressor", shared_compressor)
     self.value_width = value_width
-    self.compressor = compressor
     self.kernel_size = kernel_size
-    self.embedding_expansion = embedding_expansion
-    self.shared_compressor = shared_compressor
-    self.value = value
     self.beta_hidden = beta_hidden
-    self.eps = eps
     self._make_update(beta_init, rngs)
     self._make_compressors()
     if embedding_expansion:
@@ -182,7 +178,6 @@ class DeepDelta(Combinator):
     return jnp.zeros((self.kernel_size, self.value_width, self.d_model)).at[0].set(1.0)
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> DeltaState:
-    """See `Combinator.init`."""
     tokens = TokenContext() if tokens is None else tokens
     cache, segment_ids = tokens.cache, tokens.segment_ids
     if cache is not None:
@@ -247,7 +242,6 @@ class DeepDelta(Combinator):
     return DeltaCache(jnp.zeros(past, jnp.int32), embeddings, reads, final)
 
   def next_cache(self, state: DeltaState) -> DeltaCache | None:
-    """See `Combinator.next_cache`."""
     cache, segment_ids = state.cache, state.segment_ids
     return None if cache is None or segment_ids is None else cache.closed(segment_ids, state.x)
 

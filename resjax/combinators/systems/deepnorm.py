@@ -6,7 +6,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, aligned, wide_dtype
-from resjax.combinators.base import Layer, TokenContext, Views, check_option
+from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.checks import check_option
 from resjax.combinators.numerics import recomputed, standardized
 from resjax.combinators.systems.standard import Standard
 
@@ -39,9 +40,8 @@ class DeepNorm(Standard):
   def __init__(self, *, alpha: float = 0.0, eps: float = 1e-5, **options: Any):
     super().__init__(**options)
     check_option("alpha", alpha, 0 <= alpha < float("inf"), "alpha >= 0")
-    check_option("eps", eps, eps > 0, "eps > 0")
+    self.eps = check_option("eps", eps, eps > 0, "eps > 0")
     self.alpha = alpha or self.num_sublayers**0.25
-    self.eps = eps
     self.branch_init_gain = (4 * self.num_sublayers) ** -0.25
     per_site = (self.num_layers, len(self.sites), self.d_model)
     self.norm_scale = nnx.Param(jnp.ones(per_site))
@@ -60,7 +60,6 @@ class DeepNorm(Standard):
     self, state: Array, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
   ) -> Array:  # fmt: skip
-    """See `Combinator.write`."""
     gain, bias = (self._row(p, layer, site) for p in (self.norm_scale, self.norm_bias))
     return _normed_sum(jnp.asarray(self.alpha), self.eps, state, out, gain, bias)
 

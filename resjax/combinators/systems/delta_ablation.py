@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, aligned, wide_dtype
-from resjax.combinators.base import OUTPUT, Layer, Strategy, TokenContext, Views, check_option
+from resjax.combinators.base import OUTPUT, Layer, Strategy, TokenContext, Views
+from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.numerics import recomputed, scaled_add
 from resjax.combinators.source import DepthState
 from resjax.combinators.systems.delta_attn_res import DeltaReader, gate_of
@@ -126,10 +127,9 @@ class DeltaAblation(DeltaReader):
 
   def __init__(self, *, mode: str = "delta_additive", **options: Any):
     super().__init__(**options)
-    check_option("mode", mode, mode in _MODES, ", ".join(_MODES))
+    self.mode = check_choice("mode", mode, _MODES)
     plain = self.implementation in ("auto", "reference")
     check_option("implementation", self.implementation, plain, "auto, reference")
-    self.mode = mode
     self.strategy = self._mode.sources.strategy
     self.equals_standard_at_init = self.output_gate == "alpha"
     if self._mode.gated:
@@ -151,11 +151,9 @@ class DeltaAblation(DeltaReader):
     return (f"0 {self.sites[-1]}",) if self.strategy == "carry" else ("embedding", *self._written())
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
-    """See `Combinator.init`."""
     return DepthState(self._mode.sources.init(x), x)
 
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
-    """See `Combinator.depth_weights`."""
     if site == OUTPUT:
       return None
     sources, counts, query, *gate = self._operands(state, layer, site)
@@ -165,7 +163,6 @@ class DeltaAblation(DeltaReader):
     return jnp.concatenate([state.sources.in_source_order(rows[:slots], len(names)), rows[slots:]])
 
   def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`."""
     gate, views = self._gate(state.running, layer, site), {}
     mix = _interpolated if self._mode.replaces else scaled_add
     for view in self.view_names(site):
@@ -211,7 +208,6 @@ class DeltaAblation(DeltaReader):
     return DepthState(self._mode.sources.kept(state.sources, out, stream, ends_first), stream)
 
   def final(self, state: DepthState) -> Array:
-    """See `Combinator.final`."""
     return state.running
 
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, aligned
-from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views, check_flag, check_option
+from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views
+from resjax.combinators.checks import check_choice, check_flag
 from resjax.combinators.depth_reader import DepthReader
 from resjax.combinators.numerics import project, recomputed, scaled_add
 from resjax.combinators.source import DepthState
@@ -27,10 +28,9 @@ class DeltaReader(DepthReader):
   ):  # fmt: skip
     super().__init__(**options)
     self._add_views(views)
-    check_flag("null_source", null_source)
-    check_option("output_gate", output_gate, output_gate in _GATES, ", ".join(_GATES))
+    self.null_source = check_flag("null_source", null_source)
+    check_choice("output_gate", output_gate, _GATES)
     self.output_gate, self.needs_pre_norms = output_gate, output_gate != "alpha"
-    self.null_source = null_source
     per_site, per_channel = self.query.shape[:2], self.query.shape
     if output_gate == "scalar":
       self.gate_bias = nnx.Param(jnp.full(per_site, _CLOSED))
@@ -51,11 +51,9 @@ class DeltaReader(DepthReader):
     self.per_layer += tuple(name for name in own if hasattr(self, name))
 
   def source_names(self) -> tuple[str, ...]:
-    """See `Combinator.source_names`."""
     return super().source_names() + ("null",) * self.null_source
 
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
-    """See `Combinator.depth_weights`."""
     if not self.null_source or site == OUTPUT:
       return super().depth_weights(state, layer, site)
     sources = self._with_null(state.sources, layer, site)
@@ -155,12 +153,10 @@ class DeltaAttnRes(DeltaReader):
   """
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
-    """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), x)
 
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
     return DepthState(tape.sources.append(out), state.running + out)
 
   def final(self, state: DepthState) -> Array:
-    """See `Combinator.final`."""
     return state.running

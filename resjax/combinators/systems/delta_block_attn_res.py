@@ -5,7 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, TokenContext, check_option
+from resjax.combinators.base import Layer, TokenContext
+from resjax.combinators.checks import check_option
 from resjax.combinators.depth_reader import DepthBlocks
 from resjax.combinators.source import DepthState
 from resjax.combinators.systems.delta_attn_res import DeltaReader
@@ -84,5 +85,4 @@ class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
     return self._close_if_ended(state, layer, site)
 
   def final(self, state: DepthState) -> Array:
-    """See `Combinator.final`."""
     return state.running[0]

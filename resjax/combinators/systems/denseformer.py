@@ -7,7 +7,8 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import OUTPUT, Layer, Views, check_option
+from resjax.combinators.base import OUTPUT, Layer, Views
+from resjax.combinators.checks import check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.ragged import RaggedRows
 from resjax.combinators.source import DepthState
@@ -55,7 +56,6 @@ class DenseFormer(LayerMixer):
     return {"x": self._average(state.sources, layer)}
 
   def final(self, state: DepthState) -> Array:
-    """See `Combinator.final`."""
     return self._average(state.sources, self.num_layers)
 
   def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, wide_dtype
-from resjax.combinators.base import Layer, TokenContext, Views, check_option
+from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.checks import check_option
 from resjax.combinators.depth_reader import check_num_heads
 from resjax.combinators.numerics import rms_normalized
 from resjax.combinators.source import DepthState, EnteredStream, check_layer
@@ -58,12 +59,10 @@ class DepthAttention(EnteredStream):
     self, *, window: int = 8, num_heads: int = 4, eps: float = 1e-6, rngs: nnx.Rngs, **options: Any
   ):
     super().__init__(**options)
-    check_option("window", window, window >= 1, "window >= 1")
+    self.window = check_option("window", window, window >= 1, "window >= 1")
     check_num_heads(num_heads, self.d_model)
-    check_option("eps", eps, eps > 0, "eps > 0")
-    self.window = window
+    self.eps = check_option("eps", eps, eps > 0, "eps > 0")
     self.num_heads = num_heads
-    self.eps = eps
     width, head_width = self.d_model, self.d_model // num_heads
     shape = (self.num_layers, width, num_heads, head_width)
     init = nnx.initializers.normal(1 / math.sqrt(width))
@@ -75,7 +74,6 @@ class DepthAttention(EnteredStream):
     self.output = nnx.Param(output, axes=(None, None, "embed_param"))
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
-    """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), x)
 
   def _enter(self, state: DepthState, layer: Layer) -> Array:
@@ -95,11 +93,9 @@ class DepthAttention(EnteredStream):
     return DepthState(state.sources.append(x) if ends_layer else state.sources, x)
 
   def final(self, state: DepthState) -> Array:
-    """See `Combinator.final`."""
     return state.running
 
   def source_names(self) -> tuple[str, ...]:
-    """See `Combinator.source_names`."""
     return ("embedding", *(f"layer {layer}" for layer in range(self.num_layers)))
 
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:

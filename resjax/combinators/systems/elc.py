@@ -8,7 +8,8 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import OUTPUT, Layer, Views, check_flag, check_option
+from resjax.combinators.base import OUTPUT, Layer, Views
+from resjax.combinators.checks import check_choice, check_flag, check_option
 from resjax.combinators.layer_mixing import LayerMixer, LayerStream
 from resjax.combinators.numerics import standardized
 from resjax.combinators.ragged import RaggedRows
@@ -56,13 +57,9 @@ class ELC(LayerMixer):
     self, *, variant: str = "base", weighted_output: bool = False, eps: float = 1e-6, **options: Any
   ):
     super().__init__(**options)
-    allowed = ("base", "zero", "normalized")
-    check_option("variant", variant, variant in allowed, ", ".join(allowed))
-    check_flag("weighted_output", weighted_output)
-    check_option("eps", eps, eps > 0, "eps > 0")
-    self.variant = variant
-    self.weighted_output = weighted_output
-    self.eps = eps
+    self.variant = check_choice("variant", variant, ("base", "zero", "normalized"))
+    self.weighted_output = check_flag("weighted_output", weighted_output)
+    self.eps = check_option("eps", eps, eps > 0, "eps > 0")
     self.stream_has_mix = variant != "base"
     readers = self.num_layers + self.weighted_output
     columns = [range(i + 1) if i else () for i in range(readers)]
@@ -91,7 +88,6 @@ class ELC(LayerMixer):
     return standardized(y, self.eps).astype(y.dtype)
 
   def final(self, state: DepthState) -> Array:
-    """See `Combinator.final`."""
     if self.weighted_output:
       return self._choose(state.sources, self.num_layers)
     return self._output(state.running)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, aligned
-from resjax.combinators.base import Layer, Views, check_option
+from resjax.combinators.base import Layer, Views
+from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.numerics import recomputed
 from resjax.combinators.systems.attenuation import AttenuatedStream
 
@@ -48,11 +49,8 @@ class Gate(AttenuatedStream):
 
   def __init__(self, *, granularity: str = "layer", kappa: float = 1.0, **options: Any):
     super().__init__(**options)
-    known = granularity in GRANULARITIES
-    check_option("granularity", granularity, known, ", ".join(GRANULARITIES))
-    check_option("kappa", kappa, 0 < kappa <= 1, "0 < kappa <= 1")
-    self.granularity = granularity
-    self.kappa = kappa
+    self.granularity = check_choice("granularity", granularity, GRANULARITIES)
+    self.kappa = check_option("kappa", kappa, 0 < kappa <= 1, "0 < kappa <= 1")
     if granularity == "depth_mixture":
       self.bias = nnx.Param(jnp.zeros(self.num_layers))  # not per layer: the softmax needs all
       return

@@ -9,15 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import (
-  OUTPUT,
-  Combinator,
-  Layer,
-  TokenContext,
-  Views,
-  check_flag,
-  check_option,
-)
+from resjax.combinators.base import OUTPUT, Combinator, Layer, TokenContext, Views
+from resjax.combinators.checks import check_choice, check_flag, check_option
 from resjax.combinators.numerics import scaled_add
 from resjax.kernels import IMPLEMENTATIONS
 from resjax.kernels.gated_streams import gated_read
@@ -88,10 +81,9 @@ class GatedResidual(Combinator):
     check_option("num_streams", num_streams, num_streams >= 1, "num_streams >= 1")
     check_option("rank", rank, 0 <= rank <= self.d_model, f"0..{self.d_model}")
     check_flag("shared_gain", shared_gain)
-    check_option("init", init, init in _INITS, ", ".join(_INITS))
+    check_choice("init", init, _INITS)
     check_option("eps", eps, eps > 0, "eps > 0")
-    known = implementation in ("auto", *IMPLEMENTATIONS)
-    check_option("implementation", implementation, known, ", ".join(("auto", *IMPLEMENTATIONS)))
+    check_choice("implementation", implementation, ("auto", *IMPLEMENTATIONS))
     self.num_streams, self.eps, self.implementation = num_streams, eps, implementation
     self.equals_standard_at_init = init == "neutral"
     rank = rank or max(1, self.d_model // 8)
@@ -129,12 +121,10 @@ class GatedResidual(Combinator):
     return scaled_add(shares[..., None], out, streams)
 
   def final(self, state: Array) -> Array:
-    """See `Combinator.final`."""
     parameters = (self.final_gain, self.final_down, self.final_up)
     return self._gated_read(state, *(p[...] for p in parameters))[0]
 
   def from_norms(self, gains: Mapping[str, Array]) -> dict[str, Array]:
-    """See `Combinator.from_norms`."""
     plain = jnp.ones((self.num_layers, self.d_model))
     sites = jnp.stack([gains.get(site, plain) for site in self.sites], axis=1)
     found = {"gain": sites[:, :, None], "final_gain": gains[OUTPUT][None]}

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, aligned, wide_dtype
-from resjax.combinators.base import Layer, Views, check_option
+from resjax.combinators.base import Layer, Views
+from resjax.combinators.checks import check_option
 from resjax.combinators.numerics import recomputed, rms_normalized
 from resjax.combinators.systems.laurel import low_rank
 from resjax.combinators.systems.standard import Standard
@@ -51,9 +52,8 @@ class Gemma3nLaurel(Standard):
   def __init__(self, *, rank: int = 0, eps: float = 1e-6, rngs: nnx.Rngs, **options: Any):
     super().__init__(**options)
     check_option("rank", rank, 0 <= rank <= self.d_model, f"0..{self.d_model}")
-    check_option("eps", eps, eps > 0, "eps > 0")
+    self.eps = check_option("eps", eps, eps > 0, "eps > 0")
     rank = rank or min(self.d_model, max(_LEAST_RANK, self.d_model // 32))
-    self.eps = eps
     self.site = "attention" if "attention" in self.sites else self.sites[0]
     depth, width = self.num_layers, self.d_model
     draw = nnx.initializers.normal

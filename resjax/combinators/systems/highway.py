@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, aligned, wide_dtype
-from resjax.combinators.base import Layer, Views, check_option
+from resjax.combinators.base import Layer, Views
+from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.numerics import project, recomputed
 from resjax.combinators.systems.standard import Standard
 
@@ -42,10 +43,8 @@ class Highway(Standard):
 
   def __init__(self, *, granularity: str = "channel", bias_init: float = -2.0, **options: Any):
     super().__init__(**options)
-    known = granularity in GRANULARITIES
-    check_option("granularity", granularity, known, ", ".join(GRANULARITIES))
+    self.granularity = check_choice("granularity", granularity, GRANULARITIES)
     check_option("bias_init", bias_init, float("-inf") < bias_init < 0, "bias_init < 0")
-    self.granularity = granularity
     width = self.d_model if granularity == "channel" else 1
     if granularity == "channel":
       self.decayed_parameters = ("weight",)
@@ -57,7 +56,6 @@ class Highway(Standard):
     self, state: Array, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
   ) -> Array:  # fmt: skip
-    """See `Combinator.write`."""
     return _gated(state, out, *(self._row(p, layer, site) for p in (self.weight, self.bias)))
 
 

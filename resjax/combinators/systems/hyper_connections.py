@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, check_flag, check_option
+from resjax.combinators.base import Layer
+from resjax.combinators.checks import check_choice, check_flag, check_option
 from resjax.combinators.streams import Reading, ResidualStreams, one_hot_reads
 
 _NORMS = ("layernorm", "rmsnorm")
@@ -55,7 +56,7 @@ class HyperConnections(ResidualStreams):
     super().__init__(**options)
     check_flag("dynamic", dynamic)
     check_flag("tanh", tanh)
-    check_option("norm", norm, norm in _NORMS, ", ".join(_NORMS))
+    check_choice("norm", norm, _NORMS)
     check_option("eps", eps, eps > 0, "eps > 0")
     self.dynamic, self.tanh, self.norm, self.eps = dynamic, tanh, norm, eps
     sites, streams = (self.num_layers, len(self.sites)), self.num_streams
@@ -71,7 +72,6 @@ class HyperConnections(ResidualStreams):
       self.decayed_parameters = ("weight",)
 
   def reading(self, layer: Layer, site: str) -> Reading:
-    """See `ResidualStreams.reading`."""
     alpha, beta = self._row(self.alpha, layer, site), self._row(self.beta, layer, site)
     if not self.dynamic:
       return Reading(None, (alpha, beta), _static)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from resjax.combinators.base import check_option
+from resjax.combinators.checks import check_option
 from resjax.combinators.dynamic_streams import DynamicStreams, Gates
 
 
@@ -43,13 +43,10 @@ class IndependentHC(DynamicStreams):
     self, *, magnitude: float = 2.0, gate_eps: float = 1e-6, init: str = "identity",
     head: str = "learned", **options: Any,
   ):  # fmt: skip
-    check_option("magnitude", magnitude, magnitude > 0, "magnitude > 0")
-    check_option("gate_eps", gate_eps, gate_eps >= 0, "gate_eps >= 0")
-    self.magnitude = magnitude
-    self.gate_eps = gate_eps
+    self.magnitude = check_option("magnitude", magnitude, magnitude > 0, "magnitude > 0")
+    self.gate_eps = check_option("gate_eps", gate_eps, gate_eps >= 0, "gate_eps >= 0")
     super().__init__(init=init, head=head, **options)
 
   @property
   def gates(self) -> Gates:
-    """See `DynamicStreams.gates`."""
     return Gates(self.num_streams, self.gate_eps, self.gate_eps, self.magnitude)

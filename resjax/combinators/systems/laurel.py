@@ -11,7 +11,8 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import Array, PyTree, wide_dtype
-from resjax.combinators.base import Layer, TokenContext, Views, check_option
+from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.numerics import recomputed
 from resjax.combinators.ragged import RaggedRows
 from resjax.combinators.source import DepthState, SourceCombinator, check_layer
@@ -64,12 +65,12 @@ class Laurel(SourceCombinator):
     **options: Any,
   ):
     super().__init__(**options)
-    check_option("variant", variant, variant in VARIANTS, ", ".join(VARIANTS))
+    check_choice("variant", variant, VARIANTS)
     self.parts = tuple(variant.split("+"))
     least = 0 if "pa" in self.parts and "lr" not in self.parts else 1
     check_option("rank", rank, least <= rank <= self.d_model, f"{least}..{self.d_model}")
     check_option("num_previous", num_previous, num_previous >= 1, "num_previous >= 1")
-    check_option("normalize", normalize, normalize in NORMALIZE, ", ".join(NORMALIZE))
+    check_choice("normalize", normalize, NORMALIZE)
     weighs = normalize == "none" or "rw" in self.parts
     check_option("normalize", normalize, weighs, f"none with variant={variant!r}")
     self.rank, self.normalize = rank, normalize
@@ -106,18 +107,15 @@ class Laurel(SourceCombinator):
     self.up = nnx.Param(jnp.zeros((*shape, self.rank, self.d_model)))
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:
-    """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,))) if "pa" in self.parts else x
 
   def read(self, state: PyTree, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`."""
     return {"x": self._stream(state)}, None
 
   def write(
     self, state: PyTree, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
   ) -> PyTree:  # fmt: skip
-    """See `Combinator.write`."""
     if "pa" in self.parts:
       check_layer(layer, state.sources)
     weights = self._weights(layer, site) if "rw" in self.parts else None
@@ -125,7 +123,6 @@ class Laurel(SourceCombinator):
     return DepthState(state.sources.append(stream)) if "pa" in self.parts else stream
 
   def final(self, state: PyTree) -> Array:
-    """See `Combinator.final`."""
     return self._stream(state)
 
   def _stream(self, state: PyTree) -> Array:

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, check_option
+from resjax.combinators.base import Layer
+from resjax.combinators.checks import check_option
 from resjax.combinators.systems.rezero import ScaledBranch
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from resjax.base import Array
-from resjax.combinators.base import check_option
+from resjax.combinators.checks import check_option
 from resjax.combinators.dynamic_streams import DynamicStreams, Gates
 from resjax.kernels.streams import sinkhorn
 
@@ -20,7 +20,6 @@ class SinkhornGates(Gates):
   iterations: int = 20
 
   def mix(self, logits: Array) -> Array:
-    """See `Gates.mix`."""
     square = logits.reshape(self.num_streams, self.num_streams, *logits.shape[1:])
     if self.read_eps:
       return _sinkhorn_with_eps(self.iterations, self.read_eps, square)
@@ -28,7 +27,6 @@ class SinkhornGates(Gates):
 
   @property
   def identity(self) -> np.ndarray:
-    """See `Gates.identity`."""
     return np.eye(self.num_streams, dtype=bool).reshape(-1)
 
 
@@ -92,14 +90,12 @@ class MHC(DynamicStreams):
   def __init__(self, *, sinkhorn_iterations: int = 20, gate_eps: float = 0.0, **options: Any):
     in_range = sinkhorn_iterations >= 1
     check_option("sinkhorn_iterations", sinkhorn_iterations, in_range, "sinkhorn_iterations >= 1")
-    check_option("gate_eps", gate_eps, gate_eps >= 0, "gate_eps >= 0")
+    self.gate_eps = check_option("gate_eps", gate_eps, gate_eps >= 0, "gate_eps >= 0")
     self.sinkhorn_iterations = sinkhorn_iterations
-    self.gate_eps = gate_eps
     super().__init__(**options)
 
   @property
   def gates(self) -> Gates:
-    """See `DynamicStreams.gates`."""
     return SinkhornGates(self.num_streams, self.gate_eps, iterations=self.sinkhorn_iterations)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from resjax.base import Array
 from resjax.base.sharding import reshape_front
-from resjax.combinators.base import check_option
+from resjax.combinators.checks import check_option
 from resjax.combinators.dynamic_streams import DynamicStreams, Gates
 
 
@@ -19,13 +19,11 @@ class PermutationGates(Gates):
   """M = Σ_k softmax_k(z_res) P_k over all permutation matrices [R, R], of which P_0 is I."""
 
   def mix(self, logits: Array) -> Array:
-    """See `Gates.mix`."""
     shares = jax.nn.softmax(logits, axis=0)
     return _permuted(self.num_streams, shares[None])[0]
 
   @property
   def identity(self) -> np.ndarray:
-    """See `Gates.identity`."""
     return np.arange(math.factorial(self.num_streams)) == 0
 
 
@@ -63,7 +61,6 @@ class MHCLite(DynamicStreams):
 
   @property
   def gates(self) -> Gates:
-    """See `DynamicStreams.gates`."""
     return PermutationGates(self.num_streams)
 
 

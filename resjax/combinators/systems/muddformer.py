@@ -9,14 +9,8 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import (
-  OUTPUT,
-  Layer,
-  TokenContext,
-  Views,
-  check_flag,
-  check_option,
-)
+from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views
+from resjax.combinators.checks import check_choice, check_flag, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.numerics import project, rms_normalized, scaled_norm
 from resjax.combinators.ragged import RaggedRows
@@ -78,13 +72,9 @@ class MUDDFormer(LayerMixer):
     **options: Any,
   ):
     super().__init__(**options)
-    allowed = ("stacked", "faithful")
-    check_option("row_sizes", row_sizes, row_sizes in allowed, ", ".join(allowed))
-    check_flag("pre_post_norm", pre_post_norm)
-    check_option("eps", eps, eps > 0, "eps > 0")
-    self.row_sizes = row_sizes
-    self.pre_post_norm = pre_post_norm
-    self.eps = eps
+    self.row_sizes = check_choice("row_sizes", row_sizes, ("stacked", "faithful"))
+    self.pre_post_norm = check_flag("pre_post_norm", pre_post_norm)
+    self.eps = check_option("eps", eps, eps > 0, "eps > 0")
     depth, width = self.num_layers, self.d_model
     self.rows = RaggedRows.of([range(i + 1) if i else () for i in range(depth)], depth + 1)
     newest = np.eye(depth, depth + 1)[..., None] * np.full(_C, not pre_post_norm)
@@ -120,7 +110,6 @@ class MUDDFormer(LayerMixer):
     self.per_layer += ("source_scale", "mix_scale")
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
-    """See `Combinator.init`."""
     state = super().init(x, tokens)
     if not self.pre_post_norm:
       return state
@@ -133,7 +122,6 @@ class MUDDFormer(LayerMixer):
     return sources.append(output)
 
   def view_names(self, site: str) -> tuple[str, ...]:
-    """See `Combinator.view_names`."""
     return _VIEWS if site == self.sites[0] else ("x",)
 
   def _mix(self, state: DepthState, layer: Layer) -> Views:
@@ -177,7 +165,6 @@ class MUDDFormer(LayerMixer):
     return jnp.pad(weights, ((0, count - len(weights)), (0, 0), (0, 0)))
 
   def final(self, state: DepthState) -> Array:
-    """See `Combinator.final`."""
     return self._last_mix(state.sources, state.running.stream, self.num_layers + 1)
 
   def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:

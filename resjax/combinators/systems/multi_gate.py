@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, wide_dtype
-from resjax.combinators.base import Combinator, Layer, TokenContext, Views, check_option
+from resjax.combinators.base import Combinator, Layer, TokenContext, Views
+from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.numerics import project, recomputed
 from resjax.kernels.depth_attention import Sources, depth_attention
 
@@ -64,12 +65,10 @@ class MultiGate(Combinator):
     self, *, num_streams: int = 4, gate: str = "competitive", eps: float = 1e-6, **options: Any
   ):
     super().__init__(**options)
-    check_option("gate", gate, gate in _GATES, ", ".join(_GATES))
-    check_option("eps", eps, eps > 0, "eps > 0")
+    self.gate = check_choice("gate", gate, _GATES)
+    self.eps = check_option("eps", eps, eps > 0, "eps > 0")
     check_option("num_streams", num_streams, num_streams >= 1, "num_streams >= 1")
     self.num_streams = num_streams
-    self.gate = gate
-    self.eps = eps
     per_site = (self.num_layers, len(self.sites))
     self.query = nnx.Param(jnp.zeros((*per_site, self.d_model)))
     self.gate_query = nnx.Param(jnp.zeros((*per_site, self.d_model)))
@@ -91,7 +90,6 @@ class MultiGate(Combinator):
     return jnp.stack([x, *[jnp.zeros_like(x)] * (self.num_streams - 1)])
 
   def read(self, state: Array, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`."""
     query = self._row(self.query, layer, site)
     return {"x": self._pooled(state, query, self._number(layer, site) + 1)}, None
 
@@ -109,7 +107,6 @@ class MultiGate(Combinator):
     self, state: Array, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
   ) -> Array:  # fmt: skip
-    """See `Combinator.write`."""
     query, bias = (self._row(p, layer, site) for p in (self.gate_query, self.gate_bias))
     gates = self._gates(_scores(self.eps, state, query / math.sqrt(self.d_model)), bias)
     slot = self._number(layer, site) + 1
@@ -125,7 +122,6 @@ class MultiGate(Combinator):
     return jax.nn.softmax(jnp.concatenate([forget, scores]), axis=0)[1:]
 
   def final(self, state: Array) -> Array:
-    """See `Combinator.final`."""
     return self._pooled(state, self.final_query[...], self.num_sublayers + 1)
 
   def final_after(self, state: Array, layer: Layer, site: str) -> Array:

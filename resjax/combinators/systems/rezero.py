@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, Views, check_flag, check_option
+from resjax.combinators.base import Layer, Views
+from resjax.combinators.checks import check_choice, check_flag
 from resjax.combinators.numerics import scaled_add
 from resjax.combinators.systems.standard import Standard
 
@@ -21,7 +22,6 @@ class ScaledBranch(Standard):
     self, state: Array, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
   ) -> Array:  # fmt: skip
-    """See `Combinator.write`."""
     return scaled_add(self._scale(layer, site), out, state)
 
   @abc.abstractmethod
@@ -51,11 +51,8 @@ class ReZero(ScaledBranch):
 
   def __init__(self, *, granularity: str = "layer", pre_norm: bool = False, **options: Any):
     super().__init__(**options)
-    known = granularity in ("layer", "sublayer")
-    check_option("granularity", granularity, known, "layer, sublayer")
-    check_flag("pre_norm", pre_norm)
-    self.granularity = granularity
-    self.pre_norm = pre_norm
+    self.granularity = check_choice("granularity", granularity, ("layer", "sublayer"))
+    self.pre_norm = check_flag("pre_norm", pre_norm)
     per_site = (len(self.sites),) if granularity == "sublayer" else ()
     self.alpha = nnx.Param(jnp.zeros((self.num_layers, *per_site)))
 

@@ -22,20 +22,16 @@ class Standard(Combinator):
   family = "scalars"
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> Array:
-    """See `Combinator.init`."""
     return x
 
   def read(self, state: Array, layer: Layer, site: str) -> tuple[Views, Any]:
-    """See `Combinator.read`."""
     return {"x": state}, None
 
   def write(
     self, state: Array, layer: Layer, site: str, out: Array, *,
     normed: Views | None = None, tape: Any = None,
   ) -> Array:  # fmt: skip
-    """See `Combinator.write`."""
     return state + out
 
   def final(self, state: Array) -> Array:
-    """See `Combinator.final`."""
     return state

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, TokenContext, Views, check_flag
+from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.checks import check_flag
 from resjax.combinators.numerics import scaled_add
 from resjax.combinators.source import DepthState, EnteredStream, check_layer
 from resjax.combinators.systems.x0_residual import mixed_with_embedding
@@ -42,11 +43,10 @@ class UNetSkips(EnteredStream):
 
   def __init__(self, *, mix_embedding: bool = False, **options: Any):
     super().__init__(**options)
-    check_flag("mix_embedding", mix_embedding)
+    self.mix_embedding = check_flag("mix_embedding", mix_embedding)
     if self.num_layers < 2:
       raise ValueError(f"num_layers={self.num_layers} has no second half; allowed: at least 2")
     self.weight = nnx.Param(jnp.zeros(self.num_skips))
-    self.mix_embedding = mix_embedding
     if mix_embedding:
       self.stream_scale = nnx.Param(jnp.ones(self.num_layers))
       self.embedding_scale = nnx.Param(jnp.zeros(self.num_layers))
@@ -58,7 +58,6 @@ class UNetSkips(EnteredStream):
     return self.num_layers // 2
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
-    """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)))
 
   def write(
@@ -72,7 +71,6 @@ class UNetSkips(EnteredStream):
     return DepthState(state.sources.append(tape + out))
 
   def final(self, state: DepthState) -> Array:
-    """See `Combinator.final`."""
     return state.sources.from_end()
 
   def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:

@@ -7,7 +7,8 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import Array, wide_dtype
-from resjax.combinators.base import Layer, TokenContext, Views, check_flag, check_option
+from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.checks import check_choice, check_flag
 from resjax.combinators.numerics import recomputed, scaled_add
 from resjax.combinators.source import DepthState, EnteredStream, check_layer
 from resjax.kernels.depth_attention import Sources
@@ -45,11 +46,10 @@ class X0Residual(EnteredStream):
 
   def __init__(self, *, init: str = "standard", backout: bool = False, **options: Any):
     super().__init__(**options)
-    check_option("init", init, init in INITS, ", ".join(INITS))
-    check_flag("backout", backout)
+    check_choice("init", init, INITS)
+    self.backout = check_flag("backout", backout)
     as_released = init == "nanochat"
     self.equals_standard_at_init = not as_released
-    self.backout = backout
     stream, embedding = (1.0, 1.0), (0.0, 0.0)
     if as_released:
       stream, embedding = (1.15, 1.05), (0.20, 0.05)
@@ -65,7 +65,6 @@ class X0Residual(EnteredStream):
     return self.num_layers // 2
 
   def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
-    """See `Combinator.init`."""
     return DepthState(Sources(recent=(x,)), x)
 
   def _enter(self, state: DepthState, layer: Layer) -> Array:
@@ -90,7 +89,6 @@ class X0Residual(EnteredStream):
     return DepthState(state.sources.append(state.running), state.running) if self.backout else state
 
   def final(self, state: DepthState) -> Array:
-    """See `Combinator.final`."""
     if not self.backout:
       return state.running
     return scaled_add(-self.backout_scale[...], state.sources.at(1), state.running)

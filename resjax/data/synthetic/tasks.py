@@ -8,7 +8,7 @@ import abc
 import dataclasses
 import functools
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -30,8 +30,10 @@ class Task(abc.ABC):
     length: the symbols of a document; a row has one more, the end of text before it.
     count: how many documents there are.
     seed: of all documents.
+    level_name: what a level of difficulty counts.
   """
 
+  level_name: ClassVar[str]
   length: int = 64
   count: int = 100_000
   seed: int = 0
@@ -58,11 +60,6 @@ class Task(abc.ABC):
   @abc.abstractmethod
   def chance(self) -> float:
     """The accuracy of a guess; every answer follows from its document, so that 1 is possible."""
-
-  @property
-  @abc.abstractmethod
-  def level_name(self) -> str:
-    """What a level of difficulty counts."""
 
   @property
   @abc.abstractmethod
@@ -99,6 +96,7 @@ class AssociativeRecall(Task):
   Source: Arora et al., Zoology, arXiv 2312.04927 (MQAR).
   """
 
+  level_name = "pair"
   pairs: int = 8
   keys: int = 64
   values: int = 64
@@ -120,13 +118,7 @@ class AssociativeRecall(Task):
     return 1 / self.values
 
   @property
-  def level_name(self) -> str:
-    """The number of the pair."""
-    return "pair"
-
-  @property
   def num_levels(self) -> int:
-    """See `Task.num_levels`."""
     return self.pairs
 
   def _draw(self, rng: np.random.Generator) -> np.ndarray:
@@ -139,7 +131,6 @@ class AssociativeRecall(Task):
     return document
 
   def answers(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """See `Task.answers`."""
     start = 2 * self.pairs
     same = documents[:, :, None] == documents[:, None, :start:2]
     asked = same.any(axis=2) & (np.arange(self.length) >= start)
@@ -157,6 +148,7 @@ class StateTracking(Task):
   Transformer needs grows with the length (arXiv 2210.10749, 2404.08819).
   """
 
+  level_name = "position"
   length: int = 16
   elements: int = 3
 
@@ -174,20 +166,13 @@ class StateTracking(Task):
     return 1 / self.num_symbols
 
   @property
-  def level_name(self) -> str:
-    """The position."""
-    return "position"
-
-  @property
   def num_levels(self) -> int:
-    """See `Task.num_levels`."""
     return min(self.length, _MOST_LEVELS)
 
   def _draw(self, rng: np.random.Generator) -> np.ndarray:
     return rng.integers(self.num_symbols, size=self.length)
 
   def answers(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """See `Task.answers`."""
     products = np.empty_like(documents)
     state = np.zeros(len(documents), documents.dtype)  # the identity is the first permutation
     for t in range(self.length):
@@ -203,6 +188,7 @@ class Copying(Task):
   The last symbol is the blank. The level is the position, in at most 16 parts of equal length.
   """
 
+  level_name = "position"
   length: int = 32
   symbols: int = 32
 
@@ -220,13 +206,7 @@ class Copying(Task):
     return 1 / self.symbols
 
   @property
-  def level_name(self) -> str:
-    """The position."""
-    return "position"
-
-  @property
   def num_levels(self) -> int:
-    """See `Task.num_levels`."""
     return min(self.length // 2, _MOST_LEVELS)
 
   def _draw(self, rng: np.random.Generator) -> np.ndarray:
@@ -235,7 +215,6 @@ class Copying(Task):
     return document
 
   def answers(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """See `Task.answers`."""
     half = self.length // 2
     nothing = np.full((len(documents), half), NOT_ASKED, np.int32)
     answers = np.concatenate([nothing, documents[:, :half]], axis=1).astype(np.int32)
@@ -251,6 +230,7 @@ class Hops(Task):
   that guess is worth nothing.
   """
 
+  level_name = "hop"
   length: int = 48
   elements: int = 8
   hops: int = 2
@@ -273,13 +253,7 @@ class Hops(Task):
     return 1 / (self.elements - 1)
 
   @property
-  def level_name(self) -> str:
-    """The number of hops, less one."""
-    return "hop"
-
-  @property
   def num_levels(self) -> int:
-    """See `Task.num_levels`."""
     return self.hops
 
   def _draw(self, rng: np.random.Generator) -> np.ndarray:
@@ -294,7 +268,6 @@ class Hops(Task):
     return document
 
   def answers(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """See `Task.answers`."""
     size = 2 * self.elements
     image = np.empty((len(documents), self.elements), documents.dtype)
     np.put_along_axis(image, documents[:, :size:2], documents[:, 1:size:2], axis=1)

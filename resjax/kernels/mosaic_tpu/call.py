@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 from jax.experimental import pallas as pl
@@ -14,6 +14,11 @@ from jax.sharding import use_abstract_mesh
 
 from resjax.base import Array, PyTree
 from resjax.kernels.operation import Options, Ref
+
+_Plan = TypeVar("_Plan")
+_Inputs = TypeVar("_Inputs")
+_Outputs = TypeVar("_Outputs")
+_Scratch = TypeVar("_Scratch")
 
 
 class Tiled(NamedTuple):
@@ -24,7 +29,7 @@ class Tiled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TileKernel:
+class TileKernel(Generic[_Plan, _Inputs, _Outputs, _Scratch]):
   """One tile of tokens in a kernel; a subclass is a kernel.
 
   Attributes:
@@ -35,11 +40,11 @@ class TileKernel:
     scratch: references to further on-chip memory.
   """
 
-  plan: Any
+  plan: _Plan
   counts: Ref
-  inputs: Any
-  outputs: Any
-  scratch: Any
+  inputs: _Inputs
+  outputs: _Outputs
+  scratch: _Scratch
 
   def run(self) -> None:
     """Works on the tile."""
@@ -111,26 +116,79 @@ def launch(
   """
   arrays, in_specs = _apart(inputs)
   shapes, out_specs = _apart(outputs)
-  call = pl.pallas_call(
+  return over_tiles(
+    read,
     lambda *refs: kernel(plan, *refs).run(),
-    out_shape=(shapes,),
+    name,
+    (counts, arrays),
+    grid=plan.grid,
+    in_specs=(in_specs,),
+    out_specs=out_specs,
+    out_shape=shapes,
+    scratch=scratch,
+    vmem_limit=plan.vmem_limit,
+    cost=cost,
+    aliases=_aliases(arrays, shapes, updates),
+    num_prefetched=1,
+  )
+
+
+def over_tiles(
+  read: Options,
+  kernel: Callable[..., None],
+  name: str,
+  arrays: tuple,
+  *,
+  grid: tuple[int, ...],
+  in_specs: tuple,
+  out_specs: PyTree,
+  out_shape: PyTree,
+  scratch: PyTree,
+  vmem_limit: int,
+  cost: pl.CostEstimate,
+  aliases: Mapping[int, int] | None = None,
+  num_prefetched: int = 0,
+) -> PyTree:
+  """Runs a function once per tile of a grid, of whose axes the first alone may run in parallel.
+
+  Args:
+    read: options.
+    kernel: the function of references to the tiles of inputs, outputs and on-chip memory.
+    name: name of the kernel.
+    arrays: the inputs.
+    grid: the sizes of the axes of the grid.
+    in_specs: the tiles of `arrays` without those that are prefetched.
+    out_specs: tree of the tiles of the outputs.
+    out_shape: tree of the shapes of the outputs.
+    scratch: tree of on-chip memory that the kernel needs beside its tiles.
+    vmem_limit: bytes of on-chip memory.
+    cost: floating-point operations and bytes, for the scheduler of XLA.
+    aliases: the numbers of flat inputs whose memory an output takes, and that of the output.
+    num_prefetched: how many of the first arrays are scalars that are there before the first tile.
+
+  Returns:
+    The outputs.
+  """
+  (found,) = pl.pallas_call(
+    kernel,
+    out_shape=(out_shape,),
     grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=1,
-      grid=plan.grid,
-      in_specs=(in_specs,),
+      num_scalar_prefetch=num_prefetched,
+      grid=grid,
+      in_specs=in_specs,
       out_specs=(out_specs,),
       scratch_shapes=(scratch,),
     ),
-    input_output_aliases=_aliases(arrays, shapes, updates),
+    input_output_aliases=dict(aliases or {}),
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=plan.vmem_limit
+      dimension_semantics=("parallel", *("arbitrary",) * (len(grid) - 1)),
+      vmem_limit_bytes=vmem_limit,
     ),
     cost_estimate=cost,
     interpret=read.interpret,
     name=name,
-  )
-  (written,) = call(counts, arrays)
-  return written
+  )(*arrays)
+  return found
 
 
 def _apart(tree: PyTree) -> tuple[PyTree, PyTree]:

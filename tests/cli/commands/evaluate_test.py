@@ -189,9 +189,8 @@ def test_no_other_framework_is_loaded(root, refusals):
 
 
 def test_a_task_of_the_harness_names_the_extra(root):
-  program = "import sys; sys.modules['lm_eval'] = None; import runpy; " + (
-    "runpy.run_module('resjax.cli.commands.evaluate', run_name='__main__', alter_sys=True)"
-  )
+  program = "import sys; sys.modules['lm_eval'] = None; "
+  program += "from resjax.cli.commands import evaluate; evaluate.run()"
   flags = [f"--hf={root / 'llama'}", "--tasks=hellaswag", f"--out={root / 'no'}"]
   process = start([sys.executable, "-c", program, *flags])
   output, _ = process.communicate(timeout=120)

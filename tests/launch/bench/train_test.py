@@ -13,7 +13,7 @@ from tests.helpers.runs import REPOSITORY, environment, finish, small_command, w
 def test_a_killed_run_is_the_same_run(tmp_path):
   root = write_text(tmp_path)
   train = small_command(root, root / "unused")
-  arguments = train[train.index("resjax.cli.commands.train") + 1 :]
+  arguments = train[train.index("launch.train") + 1 :]
   command = [sys.executable, "-m", "launch.bench.train", "--steps=12", f"--out={root}/out"]
   output = finish([*command, "--", *arguments])
   report = json.loads((root / "out" / "bench_train.json").read_text())

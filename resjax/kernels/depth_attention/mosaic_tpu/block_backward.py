@@ -97,12 +97,7 @@ def _numbers(plan: BlockPlan, stats: Stats, d_lse: Array) -> _Numbers:
   )
 
 
-class _Kernel(call.TileKernel):
-  plan: BlockPlan
-  inputs: _Inputs
-  outputs: Cotangents
-  scratch: source_cotangents.BankScratch
-
+class _Kernel(call.TileKernel[BlockPlan, _Inputs, Cotangents, source_cotangents.BankScratch]):
   def run(self) -> None:
     """Writes the cotangents of a tile, one group of tokens at a time."""
     plan, inputs, outputs, step = self.plan, self.inputs, self.outputs, pl.program_id(1)

@@ -65,11 +65,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   return written.out, Stats(inverse_rms[0, :slots], logits[:reads, :slots], lse[:reads, 0])
 
 
-class _Kernel(call.TileKernel):
-  plan: BlockPlan
-  inputs: _Inputs
-  outputs: _Outputs
-
+class _Kernel(call.TileKernel[BlockPlan, _Inputs, _Outputs, tuple[()]]):
   def run(self) -> None:
     """Computes all reads of a tile, one group of tokens at a time."""
     plan, slots = self.plan, self.inputs.slots

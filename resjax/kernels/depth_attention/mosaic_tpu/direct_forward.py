@@ -99,10 +99,8 @@ def forward(
   return written.out, written.running, stats
 
 
-class DirectKernel(call.TileKernel):
+class DirectKernel(call.TileKernel[DirectPlan, Any, Any, Any]):
   """What both kernels of the direct read do with a tile."""
-
-  plan: DirectPlan
 
   def mix(self, weights: Ref, rows: Span, target: Ref, target_rows: Span) -> None:
     """Writes h = Σ_n p_n v_n of a group of rows; adds one group of slots at a time to `target`."""

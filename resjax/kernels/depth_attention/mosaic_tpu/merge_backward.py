@@ -140,12 +140,7 @@ def backward(
   return MergeCotangents(d_first, d_lse, written.running, d_query, d_gain)
 
 
-class _Kernel(call.TileKernel):
-  plan: MergePlan
-  inputs: _Inputs
-  outputs: _Outputs
-  scratch: _Scratch
-
+class _Kernel(call.TileKernel[MergePlan, _Inputs, _Outputs, _Scratch]):
   def run(self) -> None:
     """Writes the cotangents of a tile, one group of tokens at a time."""
     plan, inputs, outputs = self.plan, self.inputs, self.outputs

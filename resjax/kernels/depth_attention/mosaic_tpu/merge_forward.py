@@ -84,12 +84,7 @@ def forward(read: Read, operands: MergeOperands) -> tuple[Array, Array | None, M
   return written.out, written.running, stats
 
 
-class _Kernel(call.TileKernel):
-  plan: MergePlan
-  inputs: _Inputs
-  outputs: _Outputs
-  scratch: _Scratch
-
+class _Kernel(call.TileKernel[MergePlan, _Inputs, _Outputs, _Scratch]):
   def run(self) -> None:
     """Merges a tile, one group of tokens at a time."""
     plan, scratch, valid = self.plan, self.scratch, self.counts[0] > 0

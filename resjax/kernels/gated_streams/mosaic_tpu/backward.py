@@ -92,14 +92,9 @@ def backward(read: Read, operands: Operands, squeezed: Array, *cotangents: Any) 
     operands.streams, weights, squeezed, d_x,
     None if d_logits is None else d_logits.astype(jnp.float32), d_streams,
   )  # fmt: skip
-  (found,) = pl.pallas_call(
-    lambda *refs: _run(read, plan, *refs),
-    out_shape=(
-      _Outputs(
-        plan.like(count, tokens, width),
-        Weights(*(plan.like(parts, *shape, dtype=jnp.float32) for shape in sums)),
-      ),
-    ),
+  found = call.over_tiles(
+    read, lambda *refs: _run(read, plan, *refs), "gated_read_backward",
+    (given,),
     grid=plan.grid,
     in_specs=(
       _Given(
@@ -107,29 +102,27 @@ def backward(read: Read, operands: Operands, squeezed: Array, *cotangents: Any) 
         plan.tokens(plan.buffers), plan.logits() if written else None, streams if written else None,
       ),
     ),
-    out_specs=(_Outputs(streams, Weights(*map(summed_spec, sums))),),
-    scratch_shapes=(
-      _Scratch(
-        plan.scales(),
-        pltpu.VMEM((count, TOKENS, width), plan.dtype),
-        pltpu.VMEM((TOKENS, plan.rank), plan.dtype),
-        pltpu.VMEM((TOKENS, plan.rank), jnp.float32),
-        pltpu.VMEM((TOKENS, plan.rows), plan.dtype),
-        columns.room(count) if written else None,
-        pltpu.VMEM((TOKENS, width), jnp.float32),
-      ),
+    out_specs=_Outputs(streams, Weights(*map(summed_spec, sums))),
+    out_shape=_Outputs(
+      plan.like(count, tokens, width),
+      Weights(*(plan.like(parts, *shape, dtype=jnp.float32) for shape in sums)),
     ),
-    # In place: R streams less of memory while the kernel runs.
-    input_output_aliases={len(jax.tree.leaves(given)) - 1: 0} if written else {},
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=plan.vmem_limit
+    scratch=_Scratch(
+      plan.scales(),
+      pltpu.VMEM((count, TOKENS, width), plan.dtype),
+      pltpu.VMEM((TOKENS, plan.rank), plan.dtype),
+      pltpu.VMEM((TOKENS, plan.rank), jnp.float32),
+      pltpu.VMEM((TOKENS, plan.rows), plan.dtype),
+      columns.room(count) if written else None,
+      pltpu.VMEM((TOKENS, width), jnp.float32),
     ),
-    cost_estimate=plan.cost(
+    vmem_limit=plan.vmem_limit,
+    cost=plan.cost(
       2 * plan.rows + 3 * plan.rank, (3 if written else 2) * count + 1, summed=True
     ),
-    interpret=read.interpret,
-    name="gated_read_backward",
-  )(given)  # fmt: skip
+    # In place: R streams less of memory while the kernel runs.
+    aliases={len(jax.tree.leaves(given)) - 1: 0} if written else {},
+  )  # fmt: skip
   return plan.gradients(operands, found.weights)._replace(streams=found.streams)
 
 

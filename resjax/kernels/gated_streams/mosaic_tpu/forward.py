@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.base import Array
@@ -51,31 +50,24 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Array]
   if plan.injected:
     logits = plan.like(plan.num_streams, plan.num_tokens, dtype=jnp.float32)
     logits_spec = plan.logits()
-  (found,) = pl.pallas_call(
-    lambda *refs: _run(read, plan, *refs),
-    out_shape=(
-      _Outputs(
-        plan.like(plan.num_tokens, plan.width), logits,
-        plan.like(plan.num_tokens, plan.rank, dtype=jnp.float32),
-      ),
-    ),
+  found = call.over_tiles(
+    read, lambda *refs: _run(read, plan, *refs), "gated_read_forward",
+    (operands.streams, weights),
     grid=plan.grid,
     in_specs=(plan.streams(plan.buffers), jax.tree.map(lambda x: whole_spec(x.shape), weights)),
-    out_specs=(_Outputs(plan.tokens(plan.buffers), logits_spec, plan.squeezed()),),
-    scratch_shapes=(
-      _Scratch(
-        plan.scales(),
-        pltpu.VMEM((TOKENS, plan.rows), jnp.float32),
-        pltpu.VMEM((TOKENS, plan.rank), plan.dtype),
-      ),
+    out_specs=_Outputs(plan.tokens(plan.buffers), logits_spec, plan.squeezed()),
+    out_shape=_Outputs(
+      plan.like(plan.num_tokens, plan.width), logits,
+      plan.like(plan.num_tokens, plan.rank, dtype=jnp.float32),
     ),
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=plan.vmem_limit
+    scratch=_Scratch(
+      plan.scales(),
+      pltpu.VMEM((TOKENS, plan.rows), jnp.float32),
+      pltpu.VMEM((TOKENS, plan.rank), plan.dtype),
     ),
-    cost_estimate=plan.cost(plan.rows + plan.rank, plan.num_streams + 1, summed=False),
-    interpret=read.interpret,
-    name="gated_read_forward",
-  )(operands.streams, weights)  # fmt: skip
+    vmem_limit=plan.vmem_limit,
+    cost=plan.cost(plan.rows + plan.rank, plan.num_streams + 1, summed=False),
+  )  # fmt: skip
   return found.x, found.logits, found.squeezed
 
 

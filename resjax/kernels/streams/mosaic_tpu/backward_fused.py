@@ -13,6 +13,7 @@ from resjax.kernels.mosaic_tpu import (
   ROWS,
   TOKENS,
   Span,
+  call,
   columns,
   for_each_row_group,
   summed_spec,
@@ -52,11 +53,7 @@ class _Scratch(NamedTuple):
 def backward(read: Read, plan: Plan, buffers: int, given: Given) -> Inputs:
   """Returns the cotangents of the arrays of `Inputs`, those without token axes [parts, ...].
 
-  Args:
-    read: options.
-    plan: sizes.
-    buffers: tiles of streams on the chip beside each other.
-    given: arrays.
+  There are `buffers` tiles of streams on the chip beside each other.
   """
   count, tokens, width = plan.num_streams, plan.num_tokens, plan.width
   shared = given.parameters, given.gain
@@ -69,44 +66,36 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> Inputs:
   pending_specs = plan.streams(buffers), weight_spec, out_spec
   kept_specs = plan.numbers(plan.num_products), plan.numbers(plan.num_squares)
   numbers = 3 * plan.num_weights + plan.num_products + plan.num_squares
-  (found,) = pl.pallas_call(
-    lambda *refs: _run(read, plan, *refs),
-    out_shape=(
-      Inputs(
-        plan.like(count, tokens, width), plan.like(plan.num_weights, tokens, dtype=jnp.float32),
-        plan.like(tokens, width), *sum_shapes,
-      ),
-    ),
+  return call.over_tiles(
+    read, lambda *refs: _run(read, plan, *refs), "stream_read_backward",
+    (given,),
     grid=plan.grid,
     in_specs=(
       Given(*pending_specs, phi_spec, *whole, *kept_specs, out_spec, *pending_specs[:2]),
     ),
-    out_specs=(Inputs(plan.streams(buffers), weight_spec, out_spec, *sum_specs),),
-    scratch_shapes=(
-      _Scratch(
-        columns.room(plan.num_weights),
-        columns.room(count),
-        columns.room(plan.num_weights),
-        pltpu.VMEM((count, TOKENS, width), jnp.float32),
-        pltpu.VMEM((TOKENS, width), jnp.float32),
-        pltpu.VMEM((ROWS, width), jnp.float32),
-        on_chip.room(plan),
-      ),
+    out_specs=Inputs(plan.streams(buffers), weight_spec, out_spec, *sum_specs),
+    out_shape=Inputs(
+      plan.like(count, tokens, width), plan.like(plan.num_weights, tokens, dtype=jnp.float32),
+      plan.like(tokens, width), *sum_shapes,
     ),
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=budget.vmem_limit(read)
+    scratch=_Scratch(
+      columns.room(plan.num_weights),
+      columns.room(count),
+      columns.room(plan.num_weights),
+      pltpu.VMEM((count, TOKENS, width), jnp.float32),
+      pltpu.VMEM((TOKENS, width), jnp.float32),
+      pltpu.VMEM((ROWS, width), jnp.float32),
+      on_chip.room(plan),
     ),
-    cost_estimate=pl.CostEstimate(
+    vmem_limit=budget.vmem_limit(read),
+    cost=pl.CostEstimate(
       flops=2 * (3 * plan.num_weights + 3 * count * (1 + plan.num_columns)) * tokens * width,
       transcendentals=tokens,
       bytes_accessed=(3 * count + 3) * plan.stream_bytes
       + plan.number_bytes(numbers)
       + (budget.fetches(read, plan) + plan.grid[0]) * plan.phi_bytes,
     ),
-    interpret=read.interpret,
-    name="stream_read_backward",
-  )(given)  # fmt: skip
-  return found
+  )  # fmt: skip
 
 
 def _run(read: Read, plan: Plan, given: Given, outputs: Inputs, scratch: _Scratch) -> None:

@@ -17,6 +17,7 @@ from resjax.kernels.mosaic_tpu import (
   ROWS,
   TOKENS,
   Span,
+  call,
   columns,
   for_each_row_group,
   summed_spec,
@@ -71,11 +72,8 @@ class _Scratch(NamedTuple):
 def backward(read: Read, plan: Plan, buffers: int, given: Given) -> ReadBack:
   """Returns numbers of every token for the second kernel, and sums over tokens.
 
-  Args:
-    read: options.
-    plan: sizes.
-    buffers: tiles of streams on the chip beside each other.
-    given: arrays, of which φ and the cotangents of the streams are not used.
+  φ and the cotangents of the streams are not used, and there are `buffers` tiles of streams on the
+  chip beside each other.
   """
   count, tokens, width = plan.num_streams, plan.num_tokens, plan.width
   given = given._replace(phi=None, d_streams=None)
@@ -85,9 +83,9 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> ReadBack:
   weight_spec, out_spec = plan.numbers(plan.num_weights), plan.tokens(buffers)
   shared = given.parameters, given.gain
   whole: tuple[Any, Any] = jax.tree.map(lambda x: whole_spec(x.shape), shared)
-  (found,) = pl.pallas_call(
-    lambda *refs: _run(read, plan, *refs),
-    out_shape=(ReadBack(*shapes, *jax.tree.map(plan.of_parts, sums)),),
+  return call.over_tiles(
+    read, lambda *refs: _run(read, plan, *refs), "stream_read_backward_read",
+    (given,),
     grid=plan.grid,
     in_specs=(
       Given(
@@ -97,30 +95,24 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> ReadBack:
         weight_spec,
       ),
     ),
-    out_specs=(
-      ReadBack(*map(plan.numbers, rows), *jax.tree.map(lambda x: summed_spec(x.shape), sums)),
+    out_specs=ReadBack(
+      *map(plan.numbers, rows), *jax.tree.map(lambda x: summed_spec(x.shape), sums)
     ),
-    scratch_shapes=(
-      _Scratch(
-        columns.room(count + 1),
-        columns.room(count + 1),
-        columns.room(2),
-        pltpu.VMEM((ROWS, width), jnp.float32),
-      ),
+    out_shape=ReadBack(*shapes, *jax.tree.map(plan.of_parts, sums)),
+    scratch=_Scratch(
+      columns.room(count + 1),
+      columns.room(count + 1),
+      columns.room(2),
+      pltpu.VMEM((ROWS, width), jnp.float32),
     ),
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=budget.vmem_limit(read)
-    ),
-    cost_estimate=pl.CostEstimate(
+    vmem_limit=budget.vmem_limit(read),
+    cost=pl.CostEstimate(
       flops=4 * (count + 1) * tokens * width,
       transcendentals=tokens,
       bytes_accessed=(count + 2) * plan.stream_bytes
       + plan.number_bytes(2 * plan.num_weights + plan.num_products + plan.num_squares + sum(rows)),
     ),
-    interpret=read.interpret,
-    name="stream_read_backward_read",
-  )(given)  # fmt: skip
-  return found
+  )  # fmt: skip
 
 
 def _run(read: Read, plan: Plan, given: Given, outputs: ReadBack, scratch: _Scratch) -> None:

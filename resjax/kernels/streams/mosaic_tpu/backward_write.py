@@ -15,6 +15,7 @@ from resjax.kernels.mosaic_tpu import (
   ROWS,
   TOKENS,
   Span,
+  call,
   columns,
   for_each_chunk,
   for_each_row_group,
@@ -75,10 +76,10 @@ def backward(
 
   Args:
     read: options.
-    plan: sizes.
+    plan: sizes of the whole, which `way` cuts into parts and tiles.
     way: widths of parts and tiles.
     given: arrays; the inputs of the coefficients are not used.
-    numbers: of the first kernel.
+    numbers: what the first kernel wrote.
   """
   count, tokens, width = plan.num_streams, plan.num_tokens, way.width
   parts, tiles_of_part = plan.width // way.part, way.part // width
@@ -88,16 +89,10 @@ def backward(
   stream_spec, out_spec = _streams(plan, way), _tokens(way)
   phi_shape = plan.projections, plan.rows, plan.width
   per_token = plan.num_weights + sum(len(x) for x in numbers if x is not None)
-  (found,) = pl.pallas_call(
-    lambda *refs: _run(read, plan.narrowed(way.part), plan.narrowed(width), *refs),
-    out_shape=(
-      WrittenBack(
-        plan.like(count, tokens, plan.width),
-        plan.like(parts, plan.num_weights, tokens, dtype=jnp.float32),
-        plan.like(tokens, plan.width),
-        None if given.phi is None else plan.like(*phi_shape, dtype=jnp.float32),
-      ),
-    ),
+  return call.over_tiles(
+    read, lambda *refs: _run(read, plan.narrowed(way.part), plan.narrowed(width), *refs),
+    "stream_read_backward_write",
+    (given, numbers),
     grid=(parts, tokens // TOKENS, tiles_of_part),
     in_specs=(
       Given(
@@ -108,41 +103,37 @@ def backward(
       ),
       ReadBack(*number_specs),
     ),
-    out_specs=(
-      WrittenBack(
-        stream_spec,
-        pl.BlockSpec((None, plan.num_weights, TOKENS), lambda c, i, _: (c, 0, i)),
-        out_spec,
-        None if given.phi is None else _channels(plan, way),
-      ),
+    out_specs=WrittenBack(
+      stream_spec,
+      pl.BlockSpec((None, plan.num_weights, TOKENS), lambda c, i, _: (c, 0, i)),
+      out_spec,
+      None if given.phi is None else _channels(plan, way),
     ),
-    scratch_shapes=(
-      _Scratch(
-        columns.room(plan.num_weights),
-        columns.room(count),
-        columns.room(2),
-        columns.room(count),
-        columns.room(plan.num_weights),
-        pltpu.VMEM((count, TOKENS, width), jnp.float32),
-        pltpu.VMEM((ROWS, width), jnp.float32),
-        on_chip.room(plan.narrowed(way.part)),
-      ),
+    out_shape=WrittenBack(
+      plan.like(count, tokens, plan.width),
+      plan.like(parts, plan.num_weights, tokens, dtype=jnp.float32),
+      plan.like(tokens, plan.width),
+      None if given.phi is None else plan.like(*phi_shape, dtype=jnp.float32),
     ),
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary", "arbitrary"),
-      vmem_limit_bytes=budget.vmem_limit(read),
+    scratch=_Scratch(
+      columns.room(plan.num_weights),
+      columns.room(count),
+      columns.room(2),
+      columns.room(count),
+      columns.room(plan.num_weights),
+      pltpu.VMEM((count, TOKENS, width), jnp.float32),
+      pltpu.VMEM((ROWS, width), jnp.float32),
+      on_chip.room(plan.narrowed(way.part)),
     ),
-    cost_estimate=pl.CostEstimate(
+    vmem_limit=budget.vmem_limit(read),
+    cost=pl.CostEstimate(
       flops=2 * (3 * plan.num_weights + 3 * count * (1 + plan.num_columns)) * tokens * plan.width,
       transcendentals=0,
       bytes_accessed=(3 * count + 3) * plan.stream_bytes
       + parts * plan.number_bytes(per_token + plan.num_weights)
       + 2 * plan.phi_bytes,
     ),
-    interpret=read.interpret,
-    name="stream_read_backward_write",
-  )(given, numbers)  # fmt: skip
-  return found
+  )  # fmt: skip
 
 
 def _run(

@@ -79,15 +79,9 @@ def forward(
   numbers = [plan.num_products, plan.num_squares]
   kept = numbers if keep_stats else [0, 0]
   whole: tuple[Any, Any] = jax.tree.map(lambda x: whole_spec(x.shape), (lanes, gain))
-  (written,) = pl.pallas_call(
-    lambda *refs: _run(read, plan, *refs),
-    out_shape=(
-      _Outputs(
-        plan.like(tokens, width), plan.like(*streams.shape) if keep_streams else None,
-        plan.like(plan.num_weights, tokens, dtype=jnp.float32),
-        Stats(*(plan.like(n, tokens, dtype=jnp.float32) if n else None for n in kept)),
-      ),
-    ),
+  written = call.over_tiles(
+    read, lambda *refs: _run(read, plan, *refs), "stream_read_forward",
+    (Inputs(streams, weights, out, phi, lanes, gain),),
     grid=plan.grid,
     in_specs=(
       Inputs(
@@ -95,35 +89,32 @@ def forward(
         None if phi is None else on_chip.SPEC, *whole,
       ),
     ),
-    out_specs=(
-      _Outputs(
-        plan.tokens(buffers), plan.streams(buffers) if keep_streams else None,
-        plan.numbers(plan.num_weights), Stats(*map(plan.numbers, kept)),
-      ),
+    out_specs=_Outputs(
+      plan.tokens(buffers), plan.streams(buffers) if keep_streams else None,
+      plan.numbers(plan.num_weights), Stats(*map(plan.numbers, kept)),
     ),
-    scratch_shapes=(
-      _Scratch(
-        columns.room(plan.num_weights),
-        columns.room(count),
-        pltpu.VMEM((ROWS, width), jnp.float32),
-        None if keep_streams else pltpu.VMEM((count, TOKENS, width), plan.dtype),
-        Stats(*(None if keep_stats or not n else columns.number_room(n) for n in numbers)),
-        on_chip.room(plan),
-      ),
+    out_shape=_Outputs(
+      plan.like(tokens, width), plan.like(*streams.shape) if keep_streams else None,
+      plan.like(plan.num_weights, tokens, dtype=jnp.float32),
+      Stats(*(plan.like(n, tokens, dtype=jnp.float32) if n else None for n in kept)),
     ),
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=budget.vmem_limit(read)
+    scratch=_Scratch(
+      columns.room(plan.num_weights),
+      columns.room(count),
+      pltpu.VMEM((ROWS, width), jnp.float32),
+      None if keep_streams else pltpu.VMEM((count, TOKENS, width), plan.dtype),
+      Stats(*(None if keep_stats or not n else columns.number_room(n) for n in numbers)),
+      on_chip.room(plan),
     ),
-    cost_estimate=pl.CostEstimate(
+    vmem_limit=budget.vmem_limit(read),
+    cost=pl.CostEstimate(
       flops=2 * (plan.num_weights + count * (1 + plan.num_columns)) * tokens * width,
       transcendentals=tokens,
       bytes_accessed=(count * (1 + keep_streams) + 2) * plan.stream_bytes
       + plan.number_bytes(2 * plan.num_weights + sum(kept))
       + budget.fetches(read, plan) * plan.phi_bytes,
     ),
-    interpret=read.interpret,
-    name="stream_read_forward",
-  )(Inputs(streams, weights, out, phi, lanes, gain))  # fmt: skip
+  )  # fmt: skip
   stats = written.stats if keep_stats else None
   if stats is not None and plan.shared:
     stats = stats._replace(products=stats.products.reshape(count, plan.num_columns, tokens))
