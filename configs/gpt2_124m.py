@@ -18,7 +18,7 @@ estimated from FLOPs and data-sheet peaks, not measured; building the data comes
 Expect: public runs of this size on such text reach about 3.0 to 3.3 nats per token with GPT-2's
 tokenizer. Nobody has run this. The tokenizer is learned from the corpus, so compare bits per byte.
 
-Source: arXiv 2602.14760, and public GPT-2 124M recipes for what it leaves open.
+Source: arXiv 2602.14760, and public GPT-2 124M recipes for all that the paper leaves open.
 """
 
 from ml_collections import ConfigDict

@@ -9,8 +9,8 @@ The argument is the size, `full` (default) or `toy`.
 
 Runs are named RUNG-ARM, such as l4d256-gate; --only=NAMES chooses some of them, and ARMS below is
 the list of arms. Every rung takes 20 tokens per parameter that is no embedding, counted for
-`standard` (arXiv 2203.15556). Learning rates are those of the second rung, which muP takes to the
-other widths; tune them there for every arm. Its depth part is left out, because it is a residual
+`standard` (arXiv 2203.15556). The second rung's learning rates go to the other
+widths by muP; tune them there for every arm. Its depth part is left out, because it is a residual
 system itself.
 
 Hardware: 2 CPU cores, 2 GB of memory (toy); one GPU of 80 GB for each run (full).

@@ -1,6 +1,6 @@
 """A Llama-like decoder of 6.7B parameters with Block Attention Residuals, on 134B tokens of text.
 
-Its argument and FOLDER are those of configs/llama_1p3b.py, with `SLICES` of its own, and so are the
+Its argument and FOLDER are as in configs/llama_1p3b.py, with `SLICES` of its own, and so are the
 combinator by default, the data and the optimizer.
 
   resjax train --config=llama_7b --config.data.corpora.web.source=FOLDER

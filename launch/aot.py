@@ -121,7 +121,7 @@ def _once(run: Run, config: ConfigDict, console: Console) -> tuple[Run, _Outcome
 
 
 def _search(run: Run, config: ConfigDict, console: Console) -> tuple[Run, _Outcome, dict]:
-  """Writes what it chooses into the config, too."""
+  """Writes the settings that it chooses into the config, too."""
   tries = []
   for one in suggest_settings.search(run, compile_step.compile_step):
     table.show_try(one, console)

@@ -4,7 +4,7 @@
 
   Experiment("tiny", {"model.residual.name": "attn_res"}).train()
 
-Each room is imported when it is asked for; those of the trainer need the extra `train`.
+Each room is imported when it is asked for; the trainer's rooms need the extra `train`.
 """
 
 import sys

@@ -8,7 +8,7 @@
 `wide-mlp` is `standard` with as many parameters, and nearly as many FLOPs: what is left of the
 difference to it is due to the residual path. `matched_mlp_dim` finds that width for any model.
 
-Size, data, tokens, seeds and the tuning of learning rates are those of
+Size, data, tokens, seeds and the tuning of learning rates are as in
 configs/ablations/h100_45min.py.
 
 Hardware: one H100. Time: half of that sweep's, by its estimate; not measured.

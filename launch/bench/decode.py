@@ -6,8 +6,8 @@
 A token is one step of `Decoder.decode` behind a cache of `--tokens` tokens, with the logits and the
 most probable next token; parameters and activations have the dtype of the config. Without
 --topology the models take turns: a sample is the time of `--steps` tokens in one program over
-their number. With --topology one step is compiled for one device of that slice, and what it
-moves from and to main memory is counted. The command prints one JSON object; --out gets it too.
+their number. With --topology one step is compiled for one device of that slice, and its
+traffic from and to main memory is counted. The command prints one JSON object; --out gets it too.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Exported folders in vLLM on this machine's CPU: are its greedy tokens those of resjax?
+"""Exported folders in vLLM on this machine's CPU: are its greedy tokens the same as resjax's?
 
   python3.11 -m venv ENV
   ENV/bin/pip install torch==2.13.0

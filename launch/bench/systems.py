@@ -4,7 +4,7 @@
   resjax bench systems --out=docs/systems --page=docs/systems.md --only=mhc,gate --again
 
 Parameters, depth state (bfloat16) and forward FLOPs are for configs/gpt2_124m.py. Memory and
-passes are those of the training step of configs/llama_1p3b.py with 4 rows of 2048 tokens and full
+passes are of the training step of configs/llama_1p3b.py with 4 rows of 2048 tokens and full
 recomputation, on one v5p that need not be there (the extra `tpu`, and half a minute to three per
 system); passes per attention or MLP. `systems` in configs/ablations lists the systems.
 

@@ -6,7 +6,10 @@ from .base import Combinator as Combinator
 from .base import Layer as Layer
 from .base import Norms as Norms
 from .base import PreNorm as PreNorm
+from .base import SourceWeights as SourceWeights
 from .base import Strategy as Strategy
+from .base import Stream as Stream
+from .base import Streams as Streams
 from .base import TokenContext as TokenContext
 from .base import Views as Views
 from .checks import check_option as check_option

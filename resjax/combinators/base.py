@@ -15,6 +15,9 @@ from resjax.base import Array, PyTree, aligned, wide_dtype
 from resjax.base.sharding import Layout
 from resjax.combinators import costs
 
+Stream = Float[Array, "*tokens D"]  # a vector for each token: what sites read and write
+Streams = Float[Array, "R *tokens D"]
+SourceWeights = Float[Array, "N ..."]  # of N sources, for each token where they depend on it
 Views = Mapping[str, Float[Array, "... D"]]
 Layer = int | Array  # the index of a layer: a Python int in a loop, a traced scalar in a scan
 Strategy = Literal["carry", "depth_blocks", "history", "loop"]
@@ -117,7 +120,7 @@ class Combinator(nnx.Module):
       the eps of norms, in a model where every branch begins with a scale-free norm.
     needs_pre_norms: whether that fails in a model whose branches read what no norm has touched
       (config.model.pre_norm=False, as in OLMo 2): a fresh read is the stream times a number, or
-      normalises what it returns.
+      is normalised already.
     decayed_parameters: the names of the parameters that take weight decay; the others never do.
     per_layer: the names of the parameters that have a leading axis L and of which layer i uses row
       i alone. A scan hands each layer a combinator that has just its row of them, with a leading
@@ -174,7 +177,7 @@ class Combinator(nnx.Module):
     cls.__signature__ = inspect.Signature(order)
 
   @abc.abstractmethod
-  def init(self, x: Float[Array, "*tokens D"], tokens: TokenContext | None = None) -> PyTree:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> PyTree:
     """Returns the depth state before the first site.
 
     Args:
@@ -202,7 +205,7 @@ class Combinator(nnx.Module):
 
   @abc.abstractmethod
   def write(
-    self, state: PyTree, layer: Layer, site: str, out: Float[Array, "*tokens D"], *,
+    self, state: PyTree, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
   ) -> PyTree:  # fmt: skip
     """Returns the depth state after a site.
@@ -217,13 +220,13 @@ class Combinator(nnx.Module):
     """
 
   @abc.abstractmethod
-  def final(self, state: PyTree) -> Float[Array, "*tokens D"]:
+  def final(self, state: PyTree) -> Stream:
     """Returns the output of all layers, before the final norm of the model if it has one.
 
     It has one where `final_norm` is True.
     """
 
-  def final_after(self, state: PyTree, layer: Layer, site: str) -> Float[Array, "*tokens D"]:
+  def final_after(self, state: PyTree, layer: Layer, site: str) -> Stream:
     """Returns the output that the layers would have if they ended after a site.
 
     After the last site of the last layer it equals `final`. Where `final` mixes sources, those that
@@ -249,7 +252,7 @@ class Combinator(nnx.Module):
     """Returns the names of the N sources that `depth_weights` weighs, or none."""
     return ()
 
-  def depth_weights(self, state: PyTree, layer: Layer, site: str) -> Float[Array, "N ..."] | None:
+  def depth_weights(self, state: PyTree, layer: Layer, site: str) -> SourceWeights | None:
     """Returns how much a site reads of every source, for plots: the mean over heads.
 
     Args:

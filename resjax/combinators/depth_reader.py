@@ -9,7 +9,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, PyTree
-from resjax.combinators.base import OUTPUT, Layer, Norms, PreNorm, Strategy, Views, are_pre_norms
+from resjax.combinators.base import (
+  OUTPUT,
+  Layer,
+  Norms,
+  PreNorm,
+  SourceWeights,
+  Strategy,
+  Stream,
+  Views,
+  are_pre_norms,
+)
 from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.depth_scores import DepthScores, Flag, Reader
 from resjax.combinators.source import DepthState, SourceMixer
@@ -107,7 +117,7 @@ class DepthReader(SourceMixer):
     """Returns the names of the sources that sites write."""
     return tuple(f"{layer} {site}" for layer in range(self.num_layers) for site in self.sites)
 
-  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> SourceWeights | None:
     """See `Combinator.depth_weights`; these are the weights of the view x."""
     if site == OUTPUT:
       return None
@@ -199,7 +209,7 @@ class OutputReader(DepthReader):
     views, tape = self._read(state, layer, site, norms)
     return {name: views[name] for name in norms}, tape
 
-  def final(self, state: DepthState) -> Array:
+  def final(self, state: DepthState) -> Stream:
     return self._attend_with(self._reader(self.num_layers, OUTPUT), state.sources)[0]
 
   def _reader(self, layer: Layer, site: str, view: str = "x") -> Reader:
@@ -207,7 +217,7 @@ class OutputReader(DepthReader):
       return {name: p[...] for name, p in self._readers("final_").items()}
     return super()._reader(layer, site, view)
 
-  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> SourceWeights | None:
     """See `Combinator.depth_weights`. The output reads too."""
     if site != OUTPUT:
       return super().depth_weights(state, layer, site)
@@ -295,7 +305,7 @@ class DepthBlocks(DepthReader):
       return False
     return (layer + 1) % self.layers_per_block == 0 or layer + 1 == self.num_layers
 
-  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Stream:
     """See `Combinator.final_after`. The running block counts as completed."""
     return self.final(state if self._closes(layer, site) else self.close_block(state))
 

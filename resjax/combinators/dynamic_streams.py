@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import Layer
+from resjax.combinators.base import Layer, Stream
 from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.streams import Reading, ResidualStreams, one_hot_reads
 from resjax.kernels.streams import Pending
@@ -163,7 +163,7 @@ class DynamicStreams(ResidualStreams):
     gated = partial(_gated, self.gates, self.eps)
     return Reading(projection, (bias, scale, copies), gated, self.sites.index(site))
 
-  def final(self, state: Pending) -> Array:
+  def final(self, state: Pending) -> Stream:
     if self.head == "learned":
       projection = self.layout.constrain(self.head_projection[...], None, None, None)
       parameters = self.head_bias[...], self.head_scale[...]

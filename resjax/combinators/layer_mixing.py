@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.base import Layer, Stream, TokenContext, Views
 from resjax.combinators.source import DepthState, SourceMixer
 from resjax.kernels.depth_attention import Sources
 
@@ -50,7 +50,7 @@ class LayerMixer(SourceMixer):
   def _append(self, sources: Sources, layer: Layer, output: Array) -> Sources:
     return sources.append(output)
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> DepthState:
     return DepthState(Sources(recent=(x,)), self._first_running(x))
 
   def _first_running(self, x: Array) -> LayerStream:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from resjax.base import Array, PyTree
-from resjax.combinators.base import Combinator, Layer, Strategy, Views
+from resjax.combinators.base import Combinator, Layer, Strategy, Stream, Views
 from resjax.kernels.depth_attention import Sources
 
 
@@ -71,7 +71,7 @@ class SourceMixer(SourceCombinator):
     """Returns the depth state after a site; takes the arguments of `write`."""
 
   def write(
-    self, state: DepthState, layer: Layer, site: str, out: Array, *,
+    self, state: DepthState, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
   ) -> DepthState:  # fmt: skip
     """See `Combinator.write`.

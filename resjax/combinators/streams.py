@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from resjax.base import Array, PyTree, wide_dtype
-from resjax.combinators.base import Combinator, Layer, Norms, PreNorm, TokenContext, Views
+from resjax.combinators.base import Combinator, Layer, Norms, PreNorm, Stream, TokenContext, Views
 from resjax.combinators.checks import check_choice, check_option
 from resjax.kernels import IMPLEMENTATIONS, sum_of_products
 from resjax.kernels.streams import (
@@ -88,7 +88,7 @@ class ResidualStreams(Combinator):
     """
     return stream_coefficients(state, *self.reading(layer, site))
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> Pending:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> Pending:
     count, wide = self.num_streams, wide_dtype(x)
     weights = jnp.eye(count, count + 1, dtype=wide).reshape(-1, *(1,) * (x.ndim - 1))
     weights += jnp.sum(jnp.zeros_like(x, wide), axis=-1)[None]  # they lie as the tokens do
@@ -119,14 +119,14 @@ class ResidualStreams(Combinator):
     return stream_read(state, *reading, layout=self.layout, implementation=implementation, **fused)
 
   def write(
-    self, state: Pending, layer: Layer, site: str, out: Array, *,
+    self, state: Pending, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
   ) -> Pending:  # fmt: skip
     """See `Combinator.write`. It needs the tape."""
     streams, weights = tape
     return Pending(streams, weights, out)
 
-  def final(self, state: Pending) -> Array:
+  def final(self, state: Pending) -> Stream:
     return _sum(state)
 
 

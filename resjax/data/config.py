@@ -87,7 +87,7 @@ class TokenizerConfig:
     documents: what stands around a document, one of `DOCUMENTS`, see `documents.tokens_around`; the
       other tokenizers have one token that separates documents. Empty: rows as releases without this
       setting built them, for their runs.
-    markup: whether texts become the special tokens that they spell, as those of chats: `text`, they
+    markup: whether texts become the special tokens that they spell, such as a chat's: `text`, they
       do not; `tokens`, but for those around documents; `with_ends`, these too.
   """
 

@@ -71,8 +71,8 @@ class TextEncoder:
     follows them through normalisers. This takes several times as long as `encode_batch`.
 
     Returns:
-      For each text its tokens [n], int32, and the bytes [n + 1], int64, which sum to those of the
-      text; the last one is what is left behind the tokens.
+      For each text its tokens [n], int32, and how many bytes each one has [n + 1], int64, the last
+      of which counts the bytes behind the tokens; their sum is the length of the text.
     """
     encodings = self._model.encode_batch(list(texts), add_special_tokens=False)
     return [self._with_bytes(*pair) for pair in zip(texts, encodings, strict=True)]

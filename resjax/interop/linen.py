@@ -91,10 +91,10 @@ class Layers(linen.Module):
 
     x = Layers(Block(config), remat="full")(x)
 
-  The variables equal those of `linen.scan(Block, variable_axes={"params": 0, ...})`: the block's,
+  The variables are as with `linen.scan(Block, variable_axes={"params": 0, ...})`: the block's,
   with a leading axis L, in every collection. Where a collection is mutable, every layer changes its
-  row of it (batch statistics, what is sown), without gradients. Of every random key but that of
-  `params` each layer has its own part, as with `split_rngs`, so dropout draws a mask per layer; a
+  row of it (batch statistics, what is sown), without gradients. Every random key but `params` is
+  split into a part for each layer, as with `split_rngs`, so dropout draws a mask per layer; a
   layer that is computed again for the reverse pass draws the same.
 
   Attributes:

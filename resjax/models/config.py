@@ -87,7 +87,7 @@ class ValueGateConfig:
 class DepthValuesConfig:
   """Which earlier layers `value_mixing='depth'` reads, and how the mix is initialised.
 
-  Layer l mixes its values with those of the layers j < l with j % stride = 0 or j >= l - recent.
+  Layer l mixes its values with the values of layers j < l: j % stride = 0 or j >= l - recent.
 
   Attributes:
     stride: see above; 0: half of the layers.
@@ -199,7 +199,7 @@ class DecoderConfig:
 
   @property
   def mixes_values(self) -> bool:
-    """Whether the attention of any layer mixes its values with those of others."""
+    """Whether the attention of any layer mixes its values with the values of other layers."""
     return self.value_residual != "none" or self.value_mixing != "none"
 
   @property

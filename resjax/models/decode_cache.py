@@ -190,5 +190,5 @@ class DecodeCache:
     return self._with(self.tokens, tokens), self._with(self.segment_ids, segment_ids)
 
   def _with(self, slots: Array, new: Array) -> Array:
-    """Returns the entries of all slots [B, S], with those of T new tokens [B, T] stored."""
+    """Returns the entries of all slots [B, S], with T new ones [B, T] stored."""
     return lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), self.length, axis=1)

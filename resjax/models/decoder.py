@@ -53,10 +53,10 @@ class Decoder(nnx.Module):
   A combinator whose views or whose output are normalised already, see `Combinator.pre_norm` and
   `Combinator.final_norm`, takes the place of these norms, and the decoder has none of them.
 
-  With `value_residual`, the attention of layer l has the values λ₁ v_l + λ₂ v_0, where v_0 are
-  those of the first layer. The weights λ, [L - 1, 2] in all, are 0.5 at init, or fixed at 0.5; or
+  With `value_residual`, the attention of layer l has the values λ₁ v_l + λ₂ v_0, where layer
+  0 has the values v_0. The weights λ, [L - 1, 2] in all, are 0.5 at init, or fixed at 0.5; or
   λ₁ is 1 and λ₂ depends on the token (`GatedValues`). With `value_mixing` layers then mix them with
-  those of some earlier layers (`DepthValues`).
+  the values of some earlier layers (`DepthValues`).
 
   Args:
     config: the sizes and choices of the decoder.

@@ -15,7 +15,7 @@ def forward_flops_per_token(config: DecoderConfig, combinator: Combinator, seq_l
   min(window of layer l, T), or T without a window. Norms and activations are left out. `short_swa`
   adds 4 D² parameters to every layer, and scores and values of width D in its window. A gate
   behind a norm has 2 r D. A gated value residual adds D K parameters and 2 K C to a layer; the mix
-  of its values with those of n earlier layers 4 (n + 1) K C.
+  of its values with the values of n earlier layers 4 (n + 1) K C.
 
   Args:
     config: the decoder.

@@ -136,7 +136,7 @@ class LayerRows(NamedTuple):
 
   Attributes:
     layer: the parameters of a `Layer`.
-    values: what it mixes into the values of its attention.
+    values: the weights with which it mixes other values into its attention's.
     window: the window of its attention, as index into the different ones; None: all the same.
     rope: its rotation, likewise.
     past: the keys and values of a `DecodeCache` by attention site; empty without one.
@@ -154,7 +154,7 @@ class LayerContext(NamedTuple):
 
   Attributes:
     first_values: the values of the first layer [B, T, K, C], for the value residual.
-    tokens: where the T tokens stand, alone in their rows or behind those of a cache.
+    tokens: where the T tokens stand, alone in their rows or behind a cache's tokens.
     lengths: of the documents of the tokens [B, T], where they decide rotations.
     bank: keys and values of earlier layers, for the mix over depth.
     seen: what a probe reads.

@@ -133,7 +133,7 @@ class ResidualStream:
   def through(self, layers: nnx.Module, *context: PyTree, remat: str = "none") -> "ResidualStream":
     """Returns the stream after all layers, which run as a scan in memory linear in depth.
 
-    Values equal those of a Python loop over layers, each with its row of `layers`, and so do random
+    Values equal a Python loop's over layers, each with its row of `layers`, and so do random
     numbers: every layer has keys and counts of its own, as `nnx.split_rngs` and `nnx.vmap` make
     them, and a layer that is computed again for the reverse pass draws the same. What a layer
     changes (counts of random numbers, batch statistics) is changed in its row of `layers`,

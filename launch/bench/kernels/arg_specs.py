@@ -143,7 +143,7 @@ def stream_read_forward(num_streams: int) -> int:
 
 
 def stream_read_backward(num_streams: int) -> int:
-  """Returns 3R + 3 passes: arguments and cotangents of results in, those of arguments out."""
+  """Returns 3R + 3 passes: arguments and cotangents of results in, cotangents of arguments out."""
   return 3 * num_streams + 3
 
 

@@ -38,7 +38,7 @@ def read_step(text: str, run: Run) -> CompiledStep:
 
   Args:
     text: the program, `resjax.aot.compile_step.Report.text`.
-    run: what it trains.
+    run: the run whose step it is.
   """
   module = hlo.parse(text)
   decoder = run.decoder

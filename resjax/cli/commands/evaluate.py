@@ -6,10 +6,10 @@
   resjax evaluate --hf=FOLDER --tasks=lambada_openai,hellaswag --tasks_folder=tasks
   resjax evaluate --checkpoint=runs/tiny --every_checkpoint --text=own=notes.txt
 
---text names each text as NAME=[CONVENTION:]SOURCE[@SPLIT]. Conventions are those of published
-figures; docs/evaluation.md has the table. A task of resjax (wikitext, lambada_openai, ...) is such
+--text names each text as NAME=[CONVENTION:]SOURCE[@SPLIT]. Conventions are published ones;
+docs/evaluation.md has the table. A task of resjax (wikitext, lambada_openai, ...) is such
 a text, the file or folder of its name in --tasks_folder; core is CORE, whose folder eval_bundle is
-there; all other tasks are those of lm-evaluation-harness, which the extra `eval` installs. Several
+there; all other tasks belong to lm-evaluation-harness, which the extra `eval` installs. Several
 models are compared with the first one, document by document. The command writes results.json,
 samples.parquet and, with --every_checkpoint, checkpoints.png into --out, and prints a table. The
 same command in several processes scores together; see `resjax.base.processes.initialize`.

@@ -14,7 +14,7 @@ attention heads write. patching runs --corrupted with single states of --text an
 the difference between both answers comes back: 0 nothing, 1 all of it. Without --answer the most
 probable token is taken. Numbers go to WHAT_results.json in --out, and a figure to WHAT.png.
 All combinators can be inspected; attribution refuses those for which parts are not defined.
-docs/readings.md says how the numbers compare with those of other tools.
+docs/readings.md says how the numbers compare with other tools'.
 """
 
 import contextlib

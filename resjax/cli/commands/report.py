@@ -3,9 +3,9 @@
   resjax report runs/tiny
   resjax report runs/compare --out=compare.html
 
-The page of a run has what it reached, its curves, where it switches to the next token, its sample,
-where the time went, and the settings that differ from configs/base.py. That of a sweep has its
-verdicts, plots and runs, from its results.json. The page is page.html in the folder, or --out.
+The page of a run shows its last losses, its curves, where it switches to the next token, its
+sample, where the time went, and the settings that differ from configs/base.py. The page of a sweep
+shows verdicts, plots and runs, from its results.json. It is page.html in the folder, or --out.
 """
 
 import functools

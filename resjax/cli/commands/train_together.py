@@ -4,7 +4,7 @@
     --run="workdir=runs/seed_0 seed=0" --run="workdir=runs/seed_1 seed=1"
 
 Each --run names the settings of one run that differ: its workdir, and seed, init_seed,
-data.order_seed or optim.learning_rate. Folders, records and checkpoints are those of single runs.
+data.order_seed or optim.learning_rate. Folders, records and checkpoints are as of single runs.
 The same command goes on after a stop. Small models keep a GPU busy only together.
 """
 

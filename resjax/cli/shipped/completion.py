@@ -142,7 +142,7 @@ def _file(name: str) -> Path:
 
 
 def _with_imports(path: Path, seen: set[Path]) -> set[Path]:
-  """Returns the file of a command and those of commands that it imports, which define flags too."""
+  """Returns the files of a command and of all commands that it imports, which define flags too."""
   if path in seen or not path.exists():
     return seen
   seen.add(path)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from resjax.base import Array, PyTree
-from resjax.combinators.base import Layer, Views
+from resjax.combinators.base import Layer, Stream, Views
 from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.numerics import scaled_add
 from resjax.combinators.systems.standard import Standard
@@ -45,7 +45,7 @@ class AttenuatedStream(Standard):
     return {"x": state.stream if isinstance(state, _WithinLayer) else state}, None
 
   def write(
-    self, state: PyTree, layer: Layer, site: str, out: Array, *,
+    self, state: PyTree, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
   ) -> PyTree:  # fmt: skip
     starts, ends = site == self.sites[0], site == self.sites[-1]
@@ -57,7 +57,7 @@ class AttenuatedStream(Standard):
     attenuated = state.attenuated + out
     return attenuated if ends else _WithinLayer(state.stream + out, attenuated)
 
-  def final_after(self, state: PyTree, layer: Layer, site: str) -> Array:
+  def final_after(self, state: PyTree, layer: Layer, site: str) -> Stream:
     """See `Combinator.final_after`: within a layer it is the attenuated stream."""
     return state.attenuated if isinstance(state, _WithinLayer) else state
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, PreNorm, TokenContext, Views
+from resjax.combinators.base import Layer, PreNorm, Stream, TokenContext, Views
 from resjax.combinators.depth_reader import OutputReader
 from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources
@@ -26,7 +26,7 @@ class AttnRes(OutputReader):
   Options change the read to s_j = c q_i · k_j, a = softmax(s), h_i = Σ_j a_j u_j. What adds
   parameters starts so that it changes nothing, but normalised values and a window make a fresh
   network differ from `standard`. Kernels take every scale, view and number of heads, and keys with
-  or without gain; all else runs in plain JAX. Losses are those of the paper's table, where the
+  or without gain; all else runs in plain JAX. Losses stand in the paper's table, where the
   defaults have 1.737 and pre-norm 1.766.
 
   Args:
@@ -64,7 +64,7 @@ class AttnRes(OutputReader):
     self.scores = dataclasses.replace(self.scores, window=window)
     super().__init__(**options)
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> DepthState:
     return DepthState(Sources(recent=(x,)))
 
   def _read(

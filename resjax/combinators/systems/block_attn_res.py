@@ -7,7 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from resjax.base import Array
-from resjax.combinators.base import OUTPUT, Layer, PreNorm, TokenContext, Views
+from resjax.combinators.base import (
+  OUTPUT,
+  Layer,
+  PreNorm,
+  SourceWeights,
+  Stream,
+  TokenContext,
+  Views,
+)
 from resjax.combinators.checks import check_flag, check_option
 from resjax.combinators.depth_reader import DepthBlocks, OutputReader
 from resjax.combinators.numerics import rms_normalized
@@ -20,7 +28,7 @@ class BlockAttnRes(DepthBlocks, OutputReader):
 
   A depth block is `layers_per_block` layers; its source is the sum of its sublayers' outputs. The
   last block may be shorter. The first sublayer of a block does not see the (empty) running sum.
-  The output read sees x and all block sums. Heads and the options of reads are those of `attn_res`;
+  The output read sees x and all block sums. Heads and the options of reads are as in `attn_res`;
   for dynamic_query z is the running sum, which is zero, hence no part of q, where a block begins.
 
   Inkling 2 has layers_per_block=6, value_norm, key_norm `plain`, scale `rsqrt`, views `qkv`. Only
@@ -71,7 +79,7 @@ class BlockAttnRes(DepthBlocks, OutputReader):
     check_option("weights", weights, weights != "static", "softmax, sigmoid")
     self.equals_standard_at_init &= not rms_block
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`. Sites read the first running sum; the last one becomes the source."""
     sums = (jnp.zeros_like(x),) * (2 if self.rms_block else 1)
     return DepthState(Sources(recent=(x,)), sums)
@@ -85,7 +93,7 @@ class BlockAttnRes(DepthBlocks, OutputReader):
     """Returns whether the running block has written before a site."""
     return (layer % self.layers_per_block != 0) | (site != self.sites[0])
 
-  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> SourceWeights | None:
     """See `Combinator.depth_weights`. The running sum has the place of its block."""
     if site == OUTPUT:
       return super().depth_weights(state, layer, site)

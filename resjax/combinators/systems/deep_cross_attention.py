@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.base import Layer, Stream, TokenContext, Views
 from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.ragged import RaggedRows
@@ -81,7 +81,7 @@ class DeepCrossAttention(LayerMixer):
     kept = min(layer, self.last)
     return (0, *summed, *range(self._num_slots - kept, self._num_slots))
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`. Slots of k-DCA that hold nothing yet are zero and have no weight."""
     if not self.last:
       return super().init(x, tokens)
@@ -114,10 +114,10 @@ class DeepCrossAttention(LayerMixer):
       return depth_sum(sources, bias)
     return gated_depth_sum(sources, bias, query)
 
-  def final(self, state: DepthState) -> Array:
+  def final(self, state: DepthState) -> Stream:
     return self._output_grn(state.sources)
 
-  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Stream:
     """See `Combinator.final_after`. The GRN of the output takes the g that exist."""
     return self._output_grn(self._ended(state, layer, site))
 

@@ -10,7 +10,7 @@ from flax import nnx
 from jax import lax
 
 from resjax.base import Array, aligned, wide_dtype
-from resjax.combinators.base import Combinator, Layer, TokenContext, Views
+from resjax.combinators.base import Combinator, Layer, Stream, TokenContext, Views
 from resjax.combinators.checks import check_flag, check_option
 from resjax.combinators.delta_cache import DeltaCache
 from resjax.combinators.numerics import project, recomputed
@@ -177,7 +177,7 @@ class DeepDelta(Combinator):
     """Returns filters [kernel_size, R, D] that give the current token."""
     return jnp.zeros((self.kernel_size, self.value_width, self.d_model)).at[0].set(1.0)
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> DeltaState:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> DeltaState:
     tokens = TokenContext() if tokens is None else tokens
     cache, segment_ids = tokens.cache, tokens.segment_ids
     if cache is not None:
@@ -201,7 +201,7 @@ class DeepDelta(Combinator):
     return {"x": x}, x
 
   def write(
-    self, state: DeltaState, layer: Layer, site: str, out: Array, *,
+    self, state: DeltaState, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
   ) -> DeltaState:  # fmt: skip
     """See `Combinator.write`. It needs `normed` and `tape`."""
@@ -222,7 +222,7 @@ class DeepDelta(Combinator):
       cache = cache.with_read(self._sublayer(layer, site), state.x, counts)
     return DeltaState(x, state.segment_ids, cache)
 
-  def final(self, state: DeltaState) -> Array:
+  def final(self, state: DeltaState) -> Stream:
     """See `Combinator.final`. The output has a compressor too."""
     if self.compressor == "none":
       return state.x[0]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, aligned, wide_dtype
-from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.base import Layer, Stream, TokenContext, Views
 from resjax.combinators.checks import check_option
 from resjax.combinators.numerics import recomputed, standardized
 from resjax.combinators.systems.standard import Standard
@@ -47,7 +47,7 @@ class DeepNorm(Standard):
     self.norm_scale = nnx.Param(jnp.ones(per_site))
     self.norm_bias = nnx.Param(jnp.zeros(per_site))
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> Array:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> Stream:
     """See `Combinator.init`.
 
     Raises:
@@ -57,9 +57,9 @@ class DeepNorm(Standard):
     return super().init(x, tokens)
 
   def write(
-    self, state: Array, layer: Layer, site: str, out: Array, *,
+    self, state: Stream, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
-  ) -> Array:  # fmt: skip
+  ) -> Stream:  # fmt: skip
     gain, bias = (self._row(p, layer, site) for p in (self.norm_scale, self.norm_bias))
     return _normed_sum(jnp.asarray(self.alpha), self.eps, state, out, gain, bias)
 

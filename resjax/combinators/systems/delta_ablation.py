@@ -9,7 +9,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, aligned, wide_dtype
-from resjax.combinators.base import OUTPUT, Layer, Strategy, TokenContext, Views
+from resjax.combinators.base import (
+  OUTPUT,
+  Layer,
+  SourceWeights,
+  Strategy,
+  Stream,
+  TokenContext,
+  Views,
+)
 from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.numerics import recomputed, scaled_add
 from resjax.combinators.source import DepthState
@@ -97,13 +105,13 @@ class DeltaAblation(DeltaReader):
   As released, none has the embedding among its sources, unlike `delta_attn_res`. Therefore their
   uniform means are not parallel to x, and a fresh network is a `standard` one with output_gate
   `alpha` only. A read without any source is 0. Output gates, null source, views, queries and gains
-  are those of `delta_attn_res`. In the released code `delta_additive` and `full_replace` exist with
+  are as in `delta_attn_res`. In the released code `delta_additive` and `full_replace` exist with
   views `qk_v` alone, as `delta_v` and `full_v`, and the others without views; the last two modes
   have no output gate, and only additive ones a null source. No result of these modes is published:
   take them to explain a gain of `delta_attn_res`, not to get one.
 
   State: all outputs or streams, the embedding, and x: (L · sites + 2) D values per token; with
-  `first_layer` 2 D. Parameters: 2 D per sublayer, and those of gates and null source. Reads are in
+  `first_layer` 2 D. Parameters: 2 D per sublayer, and what gates and null source have. Reads are in
   plain JAX, without the kernels of `depth_attention`.
 
   All modes but `first_layer` agree with the authors' code. There it names the first MLP output, but
@@ -150,10 +158,10 @@ class DeltaAblation(DeltaReader):
   def _kept_names(self) -> tuple[str, ...]:
     return (f"0 {self.sites[-1]}",) if self.strategy == "carry" else ("embedding", *self._written())
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> DepthState:
     return DepthState(self._mode.sources.init(x), x)
 
-  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> SourceWeights | None:
     if site == OUTPUT:
       return None
     sources, counts, query, *gate = self._operands(state, layer, site)
@@ -207,7 +215,7 @@ class DeltaAblation(DeltaReader):
     ends_first = (layer == 0) & (site == self.sites[-1])
     return DepthState(self._mode.sources.kept(state.sources, out, stream, ends_first), stream)
 
-  def final(self, state: DepthState) -> Array:
+  def final(self, state: DepthState) -> Stream:
     return state.running
 
 

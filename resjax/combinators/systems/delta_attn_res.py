@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, aligned
-from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views
+from resjax.combinators.base import OUTPUT, Layer, SourceWeights, Stream, TokenContext, Views
 from resjax.combinators.checks import check_choice, check_flag
 from resjax.combinators.depth_reader import DepthReader
 from resjax.combinators.numerics import project, recomputed, scaled_add
@@ -53,7 +53,7 @@ class DeltaReader(DepthReader):
   def source_names(self) -> tuple[str, ...]:
     return super().source_names() + ("null",) * self.null_source
 
-  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> SourceWeights | None:
     if not self.null_source or site == OUTPUT:
       return super().depth_weights(state, layer, site)
     sources = self._with_null(state.sources, layer, site)
@@ -122,7 +122,7 @@ class DeltaAttnRes(DeltaReader):
   pre-norm too, which here every view has for itself; the value projection can absorb its own.
 
   State: the N = L · sites + 1 sources and x: (N + 1) D values per token. Parameters: 2 D per
-  sublayer, queries zero and gains one at init, and those of gate and null source. The sources sum
+  sublayer, queries zero and gains one at init, and what gate and null source have. The sources sum
   to x, so that their uniform mean is x / n and h = x (1 + g / n): under scale-free pre-norms a
   fresh network is a `standard` one, but not an identity on h; with `alpha` it is, for any query.
   There queries start as N(0, 0.02²): behind α = 0 they get no gradient, and α gets none from a read
@@ -152,11 +152,11 @@ class DeltaAttnRes(DeltaReader):
     github.com/wdlctc/delta-attention-residuals-code; with heads, arXiv 2607.27230.
   """
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> DepthState:
     return DepthState(Sources(recent=(x,)), x)
 
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
     return DepthState(tape.sources.append(out), state.running + out)
 
-  def final(self, state: DepthState) -> Array:
+  def final(self, state: DepthState) -> Stream:
     return state.running

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, TokenContext
+from resjax.combinators.base import Layer, Stream, TokenContext
 from resjax.combinators.checks import check_option
 from resjax.combinators.depth_reader import DepthBlocks
 from resjax.combinators.source import DepthState
@@ -18,7 +18,7 @@ class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
 
   Δ_b is the sum of the outputs of depth block b, `layers_per_block` layers; what the running block
   has written is seen in x alone. All reads of the first block have one source, the embedding, so
-  without a null source their queries get no gradient. Gates, null source and heads are those of
+  without a null source their queries get no gradient. Gates, null source and heads are as in
   `delta_attn_res`.
 
   State: N + 1 = ⌈L / layers_per_block⌉ + 1 sources, x, and the sum of the running block: (N + 3) D
@@ -56,7 +56,7 @@ class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
     check_option("two_phase", self.two_phase, fits, "auto, never with null_source=True")
     self.equals_standard_at_init = self.output_gate == "alpha"
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`. Sites hand on the stream and the sum of the running block."""
     return DepthState(Sources(recent=(x,)), (x, jnp.zeros_like(x)))
 
@@ -84,5 +84,5 @@ class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
     state = DepthState(tape.sources, (stream + out, delta + out), tape.opened)
     return self._close_if_ended(state, layer, site)
 
-  def final(self, state: DepthState) -> Array:
+  def final(self, state: DepthState) -> Stream:
     return state.running[0]

@@ -7,7 +7,7 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import OUTPUT, Layer, Views
+from resjax.combinators.base import OUTPUT, Layer, SourceWeights, Stream, Views
 from resjax.combinators.checks import check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.ragged import RaggedRows
@@ -55,16 +55,16 @@ class DenseFormer(LayerMixer):
   def _mix(self, state: DepthState, layer: Layer) -> Views:
     return {"x": self._average(state.sources, layer)}
 
-  def final(self, state: DepthState) -> Array:
+  def final(self, state: DepthState) -> Stream:
     return self._average(state.sources, self.num_layers)
 
-  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Stream:
     """See `Combinator.final_after`. After a layer it is Y, within a layer the stream."""
     if site != self.sites[-1]:
       return state.running.stream
     return self._average(state.sources, layer + 1)
 
-  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> SourceWeights | None:
     """See `Combinator.depth_weights`. They are the same for all tokens."""
     if site not in (self.sites[0], OUTPUT):
       return None

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, wide_dtype
-from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.base import Layer, SourceWeights, Stream, TokenContext, Views
 from resjax.combinators.checks import check_option
 from resjax.combinators.depth_reader import check_num_heads
 from resjax.combinators.numerics import rms_normalized
@@ -73,7 +73,7 @@ class DepthAttention(EnteredStream):
     output = jnp.zeros((self.num_layers, num_heads, head_width, width))
     self.output = nnx.Param(output, axes=(None, None, "embed_param"))
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> DepthState:
     return DepthState(Sources(recent=(x,)), x)
 
   def _enter(self, state: DepthState, layer: Layer) -> Array:
@@ -83,7 +83,7 @@ class DepthAttention(EnteredStream):
     return x + recomputed(self.window, self.eps, state.sources, x, *weights)
 
   def write(
-    self, state: DepthState, layer: Layer, site: str, out: Array, *,
+    self, state: DepthState, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
   ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. The last site of a layer appends a source."""
@@ -92,13 +92,13 @@ class DepthAttention(EnteredStream):
     ends_layer = site == self.sites[-1]
     return DepthState(state.sources.append(x) if ends_layer else state.sources, x)
 
-  def final(self, state: DepthState) -> Array:
+  def final(self, state: DepthState) -> Stream:
     return state.running
 
   def source_names(self) -> tuple[str, ...]:
     return ("embedding", *(f"layer {layer}" for layer in range(self.num_layers)))
 
-  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> SourceWeights | None:
     """See `Combinator.depth_weights`. Only the first site of a layer reads sources."""
     if site != self.sites[0]:
       return None

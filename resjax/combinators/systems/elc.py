@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import OUTPUT, Layer, Views
+from resjax.combinators.base import OUTPUT, Layer, SourceWeights, Stream, Views
 from resjax.combinators.checks import check_choice, check_flag, check_option
 from resjax.combinators.layer_mixing import LayerMixer, LayerStream
 from resjax.combinators.numerics import standardized
@@ -87,18 +87,18 @@ class ELC(LayerMixer):
       return y
     return standardized(y, self.eps).astype(y.dtype)
 
-  def final(self, state: DepthState) -> Array:
+  def final(self, state: DepthState) -> Stream:
     if self.weighted_output:
       return self._choose(state.sources, self.num_layers)
     return self._output(state.running)
 
-  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> SourceWeights | None:
     """See `Combinator.depth_weights`. They are the same for all tokens."""
     if site != self.sites[0] and not (site == OUTPUT and self.weighted_output):
       return None
     return self._shares(layer, layer)[:, None, None]
 
-  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Stream:
     """See `Combinator.final_after`. A weighted output is a softmax over the y that exist."""
     if not self.weighted_output:
       return self._output(state.running)

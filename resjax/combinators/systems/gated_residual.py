@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import OUTPUT, Combinator, Layer, TokenContext, Views
+from resjax.combinators.base import OUTPUT, Combinator, Layer, Stream, Streams, TokenContext, Views
 from resjax.combinators.checks import check_choice, check_flag, check_option
 from resjax.combinators.numerics import scaled_add
 from resjax.kernels import IMPLEMENTATIONS
@@ -100,11 +100,11 @@ class GatedResidual(Combinator):
     self.final_down = draw(_STD, (num_streams, *down), (None, "embed_param", None))
     self.final_up = draw(small, (num_streams, *up), (None, None, "embed_param"))
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> Array:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> Streams:
     """See `Combinator.init`. The state is one array [R, ..., D]."""
     return jnp.broadcast_to(x, (self.num_streams, *x.shape))
 
-  def read(self, state: Array, layer: Layer, site: str) -> tuple[Views, Any]:
+  def read(self, state: Streams, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape holds the streams that are read, and g [R, ...]."""
     parameters = (self.gain, self.down, self.up, self.inject)
     weights = [self._row(p, layer, site) for p in parameters]
@@ -113,14 +113,14 @@ class GatedResidual(Combinator):
     return {"x": x}, (streams, 2 * jax.nn.sigmoid(logits))
 
   def write(
-    self, state: Array, layer: Layer, site: str, out: Array, *,
+    self, state: Streams, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
-  ) -> Array:  # fmt: skip
+  ) -> Streams:  # fmt: skip
     """See `Combinator.write`. It needs the tape."""
     streams, shares = tape
     return scaled_add(shares[..., None], out, streams)
 
-  def final(self, state: Array) -> Array:
+  def final(self, state: Streams) -> Stream:
     parameters = (self.final_gain, self.final_down, self.final_up)
     return self._gated_read(state, *(p[...] for p in parameters))[0]
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, aligned, wide_dtype
-from resjax.combinators.base import Layer, Views
+from resjax.combinators.base import Layer, Stream, Views
 from resjax.combinators.checks import check_option
 from resjax.combinators.numerics import recomputed, rms_normalized
 from resjax.combinators.systems.laurel import low_rank
@@ -62,9 +62,9 @@ class Gemma3nLaurel(Standard):
     self.scale = nnx.Param(jnp.zeros((depth, width)))
 
   def write(
-    self, state: Array, layer: Layer, site: str, out: Array, *,
+    self, state: Stream, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
-  ) -> Array:  # fmt: skip
+  ) -> Stream:  # fmt: skip
     """See `Combinator.write`. The site that is changed needs `normed`."""
     if site != self.site:
       return state + out

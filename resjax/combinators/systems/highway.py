@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, aligned, wide_dtype
-from resjax.combinators.base import Layer, Views
+from resjax.combinators.base import Layer, Stream, Views
 from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.numerics import project, recomputed
 from resjax.combinators.systems.standard import Standard
@@ -53,9 +53,9 @@ class Highway(Standard):
     self.bias = nnx.Param(jnp.full((*per_site, width), bias_init))
 
   def write(
-    self, state: Array, layer: Layer, site: str, out: Array, *,
+    self, state: Stream, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
-  ) -> Array:  # fmt: skip
+  ) -> Stream:  # fmt: skip
     return _gated(state, out, *(self._row(p, layer, site) for p in (self.weight, self.bias)))
 
 

@@ -16,7 +16,7 @@ class IndependentHC(DynamicStreams):
   State: (R + 1) D values and R (R + 1) coefficients per token.
 
   Parameters: L · sites (2 R (R D + 1) + 2), and R (R D + 1) + 1 for a
-  learned head. Initial values are those of `mhc`: up to ε all streams are the stream of `standard`
+  learned head. Initial values are as in `mhc`: up to ε all streams are the stream of `standard`
   until the first update, if c = 2 and `init` is not `one_hot`. HY 4 starts φ at N(0, 0.02²) for b
   as well, which makes b differ from 1 at init.
 

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import Array, PyTree, wide_dtype
-from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.base import Layer, Stream, TokenContext, Views
 from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.numerics import recomputed
 from resjax.combinators.ragged import RaggedRows
@@ -106,14 +106,14 @@ class Laurel(SourceCombinator):
     self.down = nnx.Param(jnp.broadcast_to(down, (*shape, *down.shape)))
     self.up = nnx.Param(jnp.zeros((*shape, self.rank, self.d_model)))
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> PyTree:
     return DepthState(Sources(recent=(x,))) if "pa" in self.parts else x
 
   def read(self, state: PyTree, layer: Layer, site: str) -> tuple[Views, Any]:
     return {"x": self._stream(state)}, None
 
   def write(
-    self, state: PyTree, layer: Layer, site: str, out: Array, *,
+    self, state: PyTree, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
   ) -> PyTree:  # fmt: skip
     if "pa" in self.parts:
@@ -122,7 +122,7 @@ class Laurel(SourceCombinator):
     stream = _joined(out, [self._stream(state), *self._terms(state, layer, site)], weights)
     return DepthState(state.sources.append(stream)) if "pa" in self.parts else stream
 
-  def final(self, state: PyTree) -> Array:
+  def final(self, state: PyTree) -> Stream:
     return self._stream(state)
 
   def _stream(self, state: PyTree) -> Array:

@@ -43,12 +43,12 @@ class MHC(DynamicStreams):
   begins with a softmax over each column, adds ε to every element, and from then on to every sum
   by which it divides. DeepSeek-V4 has ε = 1e-6 and the head `learned`, GLM-5.3 the same ε and
   `mean`. Both compute C, the transpose of M, end with its columns, and mix by its transpose. That
-  is this M: of their logits of C [s, r] those of M [r, s] are the transpose, and nothing else
+  is this M: their logits of C [s, r] are the transpose of the logits of M [r, s], and nothing else
   differs.
 
   Starts from R copies of the embedding. The first site mixes copies, so its logits of M have no
-  effect and get no gradient; with a head that sums or averages, those of the last site have none
-  but for what Sinkhorn leaves, as its columns are summed.
+  effect and get no gradient; with a head that sums or averages, the logits of the last site have
+  none but for what Sinkhorn leaves, as its columns are summed.
 
   State: (R + 1) D values and R (R + 1) coefficients per token.
 
@@ -58,7 +58,7 @@ class MHC(DynamicStreams):
     identity     p = 1/R, b = 1, M about I (its logits 0 on the diagonal, -8 off it).
     home_stream  φ = 0, b = 1; p with bias 3 at stream i mod R for sublayer i, -3 at the others; M
                  about I (its logits 3 on the diagonal, -3 off it). PaddleFleet's pull request 1849
-                 gives these numbers as those of an appendix A.6 of the paper; the text of the paper
+                 says that an appendix A.6 of the paper has these numbers; the text of the paper
                  that we have read ends with A.1 and says nothing about bias and φ.
     one_hot      M as for `identity`; p and b with bias 1 at stream i mod R for sublayer i, -1 at
                  the others; φ = 0. The mHC-lite authors train both systems like this. Not

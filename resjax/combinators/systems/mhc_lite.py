@@ -33,8 +33,8 @@ class MHCLite(DynamicStreams):
   Every doubly stochastic matrix is such a sum, and every such sum is one exactly, without
   iterations. There are K = R + R + R! logits; all else, initial values included, is as in `mhc`
   with ε = 0, where what is said of the diagonal of M holds for the identity permutation. The
-  logits of M of the first site have no effect, nor have those of the last site before a head that
-  sums or averages.
+  logits of M of the first site have no effect, nor have the logits of the last site before a head
+  that sums or averages.
 
   State: (R + 1) D values and R (R + 1) coefficients per token.
 

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import OUTPUT, Layer, TokenContext, Views
+from resjax.combinators.base import OUTPUT, Layer, SourceWeights, Stream, TokenContext, Views
 from resjax.combinators.checks import check_choice, check_flag, check_option
 from resjax.combinators.layer_mixing import LayerMixer
 from resjax.combinators.numerics import project, rms_normalized, scaled_norm
@@ -109,7 +109,7 @@ class MUDDFormer(LayerMixer):
     self.final_mix_scale = nnx.Param(jnp.full(self.d_model, _MIX_SCALE))
     self.per_layer += ("source_scale", "mix_scale")
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> DepthState:
     state = super().init(x, tokens)
     if not self.pre_post_norm:
       return state
@@ -147,7 +147,7 @@ class MUDDFormer(LayerMixer):
       bias = bias + self.rows.newest_of_empty(layer)[:, None]
     return self._layer_row(self.hidden, layer), output, bias
 
-  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> Array | None:
+  def depth_weights(self, state: DepthState, layer: Layer, site: str) -> SourceWeights | None:
     """See `Combinator.depth_weights`; these are the weights of the view x and may be negative.
 
     With `pre_post_norm` they are the weights of the mix, without the stream that it is added to.
@@ -164,10 +164,10 @@ class MUDDFormer(LayerMixer):
     weights = _dynamic_weights(self.eps, newest, *params)[..., -1]
     return jnp.pad(weights, ((0, count - len(weights)), (0, 0), (0, 0)))
 
-  def final(self, state: DepthState) -> Array:
+  def final(self, state: DepthState) -> Stream:
     return self._last_mix(state.sources, state.running.stream, self.num_layers + 1)
 
-  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Stream:
     """See `Combinator.final_after`. The weights of the last mix belong to the newest sources."""
     return self._last_mix(self._ended(state, layer, site), state.running.stream, layer + 2)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array, wide_dtype
-from resjax.combinators.base import Combinator, Layer, TokenContext, Views
+from resjax.combinators.base import Combinator, Layer, Stream, Streams, TokenContext, Views
 from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.numerics import project, recomputed
 from resjax.kernels.depth_attention import Sources, depth_attention
@@ -38,7 +38,7 @@ class MultiGate(Combinator):
   b = ln(√(M / 21) (e³ + 1) − R) if competitive, −ln(√(M / 21) (e³ + 1) − 1) if independent. This
   is far from `standard`.
 
-  What is known: the body of the paper could not be read. The equations are those of two notes on
+  What is known: the body of the paper could not be read. The equations are from two notes on
   it, one of them a port that has the independent form alone and starts its b from −ln(... − R).
   They do not say whether f is a sublayer, as here, or a layer with residuals inside, whether the
   forget score b depends on the token, or which parameters are decayed; here none is. According to
@@ -85,11 +85,11 @@ class MultiGate(Combinator):
     check_option("num_streams", self.num_streams, self.num_streams < inverse, allowed)
     return math.log(inverse - self.num_streams)
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> Array:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> Streams:
     """See `Combinator.init`. Streams that are not open hold zeros."""
     return jnp.stack([x, *[jnp.zeros_like(x)] * (self.num_streams - 1)])
 
-  def read(self, state: Array, layer: Layer, site: str) -> tuple[Views, Any]:
+  def read(self, state: Streams, layer: Layer, site: str) -> tuple[Views, Any]:
     query = self._row(self.query, layer, site)
     return {"x": self._pooled(state, query, self._number(layer, site) + 1)}, None
 
@@ -104,9 +104,9 @@ class MultiGate(Combinator):
     return pooled
 
   def write(
-    self, state: Array, layer: Layer, site: str, out: Array, *,
+    self, state: Streams, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
-  ) -> Array:  # fmt: skip
+  ) -> Streams:  # fmt: skip
     query, bias = (self._row(p, layer, site) for p in (self.gate_query, self.gate_bias))
     gates = self._gates(_scores(self.eps, state, query / math.sqrt(self.d_model)), bias)
     slot = self._number(layer, site) + 1
@@ -121,10 +121,10 @@ class MultiGate(Combinator):
     forget = _along(bias, scores) + jnp.zeros_like(scores[:1])
     return jax.nn.softmax(jnp.concatenate([forget, scores]), axis=0)[1:]
 
-  def final(self, state: Array) -> Array:
+  def final(self, state: Streams) -> Stream:
     return self._pooled(state, self.final_query[...], self.num_sublayers + 1)
 
-  def final_after(self, state: Array, layer: Layer, site: str) -> Array:
+  def final_after(self, state: Streams, layer: Layer, site: str) -> Stream:
     """See `Combinator.final_after`. It reads the streams that are open by then."""
     return self._pooled(state, self.final_query[...], self._number(layer, site) + 2)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, Views
+from resjax.combinators.base import Layer, Stream, Views
 from resjax.combinators.checks import check_choice, check_flag
 from resjax.combinators.numerics import scaled_add
 from resjax.combinators.systems.standard import Standard
@@ -19,9 +19,9 @@ class ScaledBranch(Standard):
   equals_standard_at_init = False
 
   def write(
-    self, state: Array, layer: Layer, site: str, out: Array, *,
+    self, state: Stream, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
-  ) -> Array:  # fmt: skip
+  ) -> Stream:  # fmt: skip
     return scaled_add(self._scale(layer, site), out, state)
 
   @abc.abstractmethod

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from resjax.base import Array
-from resjax.combinators.base import Combinator, Layer, TokenContext, Views
+from resjax.combinators.base import Combinator, Layer, Stream, TokenContext, Views
 
 
 class Standard(Combinator):
@@ -21,17 +20,17 @@ class Standard(Combinator):
 
   family = "scalars"
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> Array:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> Stream:
     return x
 
-  def read(self, state: Array, layer: Layer, site: str) -> tuple[Views, Any]:
+  def read(self, state: Stream, layer: Layer, site: str) -> tuple[Views, Any]:
     return {"x": state}, None
 
   def write(
-    self, state: Array, layer: Layer, site: str, out: Array, *,
+    self, state: Stream, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
-  ) -> Array:  # fmt: skip
+  ) -> Stream:  # fmt: skip
     return state + out
 
-  def final(self, state: Array) -> Array:
+  def final(self, state: Stream) -> Stream:
     return state

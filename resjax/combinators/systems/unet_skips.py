@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.base import Layer, Stream, TokenContext, Views
 from resjax.combinators.checks import check_flag
 from resjax.combinators.numerics import scaled_add
 from resjax.combinators.source import DepthState, EnteredStream, check_layer
@@ -18,8 +18,8 @@ from resjax.kernels.depth_attention import Sources
 class UNetSkips(EnteredStream):
   """Before layer l of the last ⌊L/2⌋: x ← x + w_l x_(L−1−l), the stream after layer L−1−l.
 
-  Every site: x ← x + f(x). Layers of the first half push their output, those of the second half pop
-  the latest; if L is odd the middle layer does neither. With `mix_embedding` every layer l begins
+  Every site: x ← x + f(x). Layers of the first half push their output, layers of the second half
+  pop the latest; if L is odd the middle layer does neither. With `mix_embedding` layer l begins
   with x ← λ_l x + μ_l x0 as in `X0Residual`, x0 the embedding, and the skip is added to that.
 
   State: the embedding and the stream after every layer, (L + 1) D values per token. Parameters:
@@ -57,11 +57,11 @@ class UNetSkips(EnteredStream):
     """The number of layers that read a skip, ⌊L/2⌋."""
     return self.num_layers // 2
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> DepthState:
     return DepthState(Sources(recent=(x,)))
 
   def write(
-    self, state: DepthState, layer: Layer, site: str, out: Array, *,
+    self, state: DepthState, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
   ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. Between layers the stream is the last source."""
@@ -70,10 +70,10 @@ class UNetSkips(EnteredStream):
       return DepthState(state.sources, tape + out)
     return DepthState(state.sources.append(tape + out))
 
-  def final(self, state: DepthState) -> Array:
+  def final(self, state: DepthState) -> Stream:
     return state.sources.from_end()
 
-  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Stream:
     """See `Combinator.final_after`. It is the stream."""
     return self.final(state) if state.running is None else state.running
 

@@ -7,7 +7,7 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import Array, wide_dtype
-from resjax.combinators.base import Layer, TokenContext, Views
+from resjax.combinators.base import Layer, Stream, TokenContext, Views
 from resjax.combinators.checks import check_choice, check_flag
 from resjax.combinators.numerics import recomputed, scaled_add
 from resjax.combinators.source import DepthState, EnteredStream, check_layer
@@ -64,7 +64,7 @@ class X0Residual(EnteredStream):
   def _middle(self) -> int:
     return self.num_layers // 2
 
-  def init(self, x: Array, tokens: TokenContext | None = None) -> DepthState:
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> DepthState:
     return DepthState(Sources(recent=(x,)), x)
 
   def _enter(self, state: DepthState, layer: Layer) -> Array:
@@ -72,7 +72,7 @@ class X0Residual(EnteredStream):
     return mixed_with_embedding(state.sources, state.running, *scales)
 
   def write(
-    self, state: DepthState, layer: Layer, site: str, out: Array, *,
+    self, state: DepthState, layer: Layer, site: str, out: Stream, *,
     normed: Views | None = None, tape: Any = None,
   ) -> DepthState:  # fmt: skip
     """See `Combinator.write`. With `backout` the last integer layer of a half closes it."""
@@ -88,12 +88,12 @@ class X0Residual(EnteredStream):
     """See `Combinator.close_block`. With `backout` the stream becomes a source."""
     return DepthState(state.sources.append(state.running), state.running) if self.backout else state
 
-  def final(self, state: DepthState) -> Array:
+  def final(self, state: DepthState) -> Stream:
     if not self.backout:
       return state.running
     return scaled_add(-self.backout_scale[...], state.sources.at(1), state.running)
 
-  def final_after(self, state: DepthState, layer: Layer, site: str) -> Array:
+  def final_after(self, state: DepthState, layer: Layer, site: str) -> Stream:
     """See `Combinator.final_after`. `backout` begins where a stream of mid-depth exists."""
     if not self.backout:
       return state.running

@@ -18,7 +18,7 @@ class Part:
   Attributes:
     index: the position of the parameter within the tensor.
     widths: for each parameter of the tensor, its number of adjacent values before the next one
-      follows: all of its values, or those of one head if the parameters alternate between heads.
+      follows: all of its values, or one head's if the parameters alternate between heads.
   """
 
   index: int

@@ -77,7 +77,7 @@ class Sources:
       rows: row j belongs to source j, counted from the first one.
 
     Returns:
-      The rows; those of slots that hold nothing are arbitrary.
+      The rows; slots that hold nothing have arbitrary ones.
     """
     if self.bank is None:
       return rows[: len(self.recent)]

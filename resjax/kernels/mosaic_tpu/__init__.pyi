@@ -11,5 +11,3 @@ from .loops import for_each_chunk as for_each_chunk
 from .loops import for_each_row_group as for_each_row_group
 from .loops import wide as wide
 from .stream_plan import StreamPlan as StreamPlan
-from .stream_plan import summed_spec as summed_spec
-from .stream_plan import whole_spec as whole_spec

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 from jax.experimental import pallas as pl
@@ -149,7 +149,7 @@ def over_tiles(
   aliases: Mapping[int, int] | None = None,
   num_prefetched: int = 0,
 ) -> PyTree:
-  """Runs a function once per tile of a grid, of whose axes the first alone may run in parallel.
+  """Runs a function once per tile of a grid, whose first axis alone may run in parallel.
 
   Args:
     read: options.
@@ -169,6 +169,7 @@ def over_tiles(
   Returns:
     The outputs.
   """
+  in_order: list[Literal["arbitrary"]] = ["arbitrary" for _ in grid[1:]]
   (found,) = pl.pallas_call(
     kernel,
     out_shape=(out_shape,),
@@ -181,7 +182,7 @@ def over_tiles(
     ),
     input_output_aliases=dict(aliases or {}),
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", *("arbitrary",) * (len(grid) - 1)),
+      dimension_semantics=("parallel", *in_order),
       vmem_limit_bytes=vmem_limit,
     ),
     cost_estimate=cost,

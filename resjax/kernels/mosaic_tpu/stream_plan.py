@@ -1,13 +1,17 @@
 """How the tokens of R streams are cut into tiles."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from resjax.base import Array
+from resjax.base import Array, PyTree
+from resjax.kernels.mosaic_tpu import call
 from resjax.kernels.mosaic_tpu.columns import TOKENS
+from resjax.kernels.operation import Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +60,29 @@ class StreamPlan:
     """Returns the shape of an array in the dtype of the streams, or another one."""
     return jax.ShapeDtypeStruct(shape, self.dtype if dtype is None else dtype)
 
+  def whole(self, arrays: PyTree) -> PyTree:
+    """Returns the specs of arrays that stay on the chip, once, as nothing is moved in turn."""
 
-def whole_spec(shape: tuple[int, ...]) -> pl.BlockSpec:
-  """Returns the spec of an array that stays on the chip, once, as nothing is moved in turn."""
-  return pl.BlockSpec(shape, lambda p, i: (0,) * len(shape), pipeline_mode=pl.Buffered(1))
+    def spec(x: Array) -> pl.BlockSpec:
+      return pl.BlockSpec(x.shape, lambda p, i: (0,) * x.ndim, pipeline_mode=pl.Buffered(1))
 
+    return jax.tree.map(spec, arrays)
 
-def summed_spec(shape: tuple[int, ...]) -> pl.BlockSpec:
-  """Returns the spec of a sum over the tiles of a part, [parts, ...]."""
-  mode = pl.Buffered(1)
-  return pl.BlockSpec((None, *shape), lambda p, i: (p, *(0,) * len(shape)), pipeline_mode=mode)
+  def summed(self, arrays: PyTree) -> tuple[PyTree, PyTree]:
+    """Returns the shapes float32 [parts, ...] and the specs of sums over the tiles of each part.
+
+    `arrays` have the shapes of the sums.
+    """
+    mode = pl.Buffered(1)
+
+    def shape(x: Array) -> jax.ShapeDtypeStruct:
+      return self.like(self.grid[0], *x.shape, dtype=jnp.float32)
+
+    def spec(x: Array) -> pl.BlockSpec:
+      return pl.BlockSpec((None, *x.shape), lambda p, i: (p, *(0,) * x.ndim), pipeline_mode=mode)
+
+    return jax.tree.map(shape, arrays), jax.tree.map(spec, arrays)
+
+  def run(self, read: Options, kernel: Callable[..., None], *given: Any, **options: Any) -> PyTree:
+    """Runs a kernel once per tile of `grid`, or of another one; see `call.over_tiles`."""
+    return call.over_tiles(read, kernel, *given, **{"grid": self.grid, **options})

@@ -57,7 +57,7 @@ class Corpus:
     split: see `resjax.data.sources.open_source`; hash:A-B: the documents whose hashes, as numbers
       in [0, 1), are in [A, B), as training holds them out; None: the split of the convention.
     form: the format of files, one of `resjax.data.config.FORMATS`.
-    field: the field that holds the text; empty: those of the convention.
+    field: the field that holds the text; empty: the convention's fields.
     group: the name of the macro average that it is a part of; empty: of none.
   """
 

@@ -59,8 +59,9 @@ class Scorer:
   Args:
     model: any decoder, sharded or not; its layout says how rows are split over devices.
     max_length: the most inputs of a row, so it may have one token more.
-    batch_size: the number of rows of `max_length` tokens that run at a time; of shorter ones as
-      many as have so many tokens. It is raised to a multiple of what the devices share.
+    batch_size: the number of rows of `max_length` tokens that run at a time; of shorter rows
+      as many run as have that number of tokens together. It is raised so that devices have equal
+      numbers of rows.
     chunk_size: the number of tokens of one device whose logits exist at one time.
 
   Attributes:

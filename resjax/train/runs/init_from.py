@@ -212,7 +212,7 @@ def _is_residual(key: str) -> bool:
 
 
 def _is_function(key: str) -> bool:
-  """Returns whether a setting of the model, but not of its combinator, decides what it computes."""
+  """Returns whether a setting of the model, but not of its combinator, changes its outputs."""
   return key.startswith("config.model.") and not _is_residual(key) and key not in _ONLY_AT_INIT
 
 

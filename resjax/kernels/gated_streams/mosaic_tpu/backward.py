@@ -11,17 +11,7 @@ from resjax.base import Array
 from resjax.kernels.gated_streams.mosaic_tpu import plan as tiles
 from resjax.kernels.gated_streams.mosaic_tpu.plan import Plan, Weights
 from resjax.kernels.gated_streams.operands import Operands, Read
-from resjax.kernels.mosaic_tpu import (
-  SUBLANES,
-  TOKENS,
-  Span,
-  call,
-  columns,
-  dot,
-  summed_spec,
-  whole_spec,
-  wide,
-)
+from resjax.kernels.mosaic_tpu import SUBLANES, TOKENS, Span, call, columns, dot, wide
 from resjax.kernels.operation import LANES
 
 
@@ -86,27 +76,23 @@ def backward(read: Read, operands: Operands, squeezed: Array, *cotangents: Any) 
   plan = Plan.of(read, operands)
   count, tokens, width = operands.streams.shape
   weights = plan.weights(operands)
-  sums = Weights((count, SUBLANES, width), weights.inward.shape, weights.outward.shape)
-  written, parts, streams = plan.injected > 0, plan.grid[0], plan.streams(plan.buffers)
+  sums, sum_specs = plan.summed(weights._replace(gain=plan.like(count, SUBLANES, width)))
+  written, streams = plan.injected > 0, plan.streams(plan.buffers)
   given = _Given(
     operands.streams, weights, squeezed, d_x,
     None if d_logits is None else d_logits.astype(jnp.float32), d_streams,
   )  # fmt: skip
-  found = call.over_tiles(
+  found = plan.run(
     read, lambda *refs: _run(read, plan, *refs), "gated_read_backward",
     (given,),
-    grid=plan.grid,
     in_specs=(
       _Given(
-        streams, Weights(*(whole_spec(x.shape) for x in weights)), plan.squeezed(),
+        streams, plan.whole(weights), plan.squeezed(),
         plan.tokens(plan.buffers), plan.logits() if written else None, streams if written else None,
       ),
     ),
-    out_specs=_Outputs(streams, Weights(*map(summed_spec, sums))),
-    out_shape=_Outputs(
-      plan.like(count, tokens, width),
-      Weights(*(plan.like(parts, *shape, dtype=jnp.float32) for shape in sums)),
-    ),
+    out_specs=_Outputs(streams, sum_specs),
+    out_shape=_Outputs(plan.like(count, tokens, width), sums),
     scratch=_Scratch(
       plan.scales(),
       pltpu.VMEM((count, TOKENS, width), plan.dtype),

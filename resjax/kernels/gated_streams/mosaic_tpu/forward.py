@@ -10,7 +10,7 @@ from resjax.base import Array
 from resjax.kernels.gated_streams.mosaic_tpu import plan as tiles
 from resjax.kernels.gated_streams.mosaic_tpu.plan import Plan, Weights
 from resjax.kernels.gated_streams.operands import Operands, Read
-from resjax.kernels.mosaic_tpu import TOKENS, Span, call, columns, dot, whole_spec, wide
+from resjax.kernels.mosaic_tpu import TOKENS, Span, call, columns, dot, wide
 
 
 class _Outputs(NamedTuple):
@@ -50,11 +50,10 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Array]
   if plan.injected:
     logits = plan.like(plan.num_streams, plan.num_tokens, dtype=jnp.float32)
     logits_spec = plan.logits()
-  found = call.over_tiles(
+  found = plan.run(
     read, lambda *refs: _run(read, plan, *refs), "gated_read_forward",
     (operands.streams, weights),
-    grid=plan.grid,
-    in_specs=(plan.streams(plan.buffers), jax.tree.map(lambda x: whole_spec(x.shape), weights)),
+    in_specs=(plan.streams(plan.buffers), plan.whole(weights)),
     out_specs=_Outputs(plan.tokens(plan.buffers), logits_spec, plan.squeezed()),
     out_shape=_Outputs(
       plan.like(plan.num_tokens, plan.width), logits,

@@ -3,23 +3,12 @@
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.base import Array
-from resjax.kernels.mosaic_tpu import (
-  ROWS,
-  TOKENS,
-  Span,
-  call,
-  columns,
-  for_each_row_group,
-  summed_spec,
-  whole_spec,
-  wide,
-)
+from resjax.kernels.mosaic_tpu import ROWS, TOKENS, Span, columns, for_each_row_group, wide
 from resjax.kernels.streams.mosaic_tpu import budget
 from resjax.kernels.streams.mosaic_tpu import phi as on_chip
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
@@ -56,20 +45,16 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> Inputs:
   There are `buffers` tiles of streams on the chip beside each other.
   """
   count, tokens, width = plan.num_streams, plan.num_tokens, plan.width
-  shared = given.parameters, given.gain
   phi_spec = None if given.phi is None else on_chip.SPEC
-  whole: tuple[Any, Any] = jax.tree.map(lambda x: whole_spec(x.shape), shared)
-  sums = steps.sums(plan, given)
-  sum_shapes = jax.tree.map(plan.of_parts, sums)
-  sum_specs = jax.tree.map(lambda x: summed_spec(x.shape), sums)
+  whole: tuple[Any, Any] = plan.whole((given.parameters, given.gain))
+  sum_shapes, sum_specs = plan.summed(steps.sums(plan, given))
   weight_spec, out_spec = plan.numbers(plan.num_weights), plan.tokens(buffers)
   pending_specs = plan.streams(buffers), weight_spec, out_spec
   kept_specs = plan.numbers(plan.num_products), plan.numbers(plan.num_squares)
   numbers = 3 * plan.num_weights + plan.num_products + plan.num_squares
-  return call.over_tiles(
+  return plan.run(
     read, lambda *refs: _run(read, plan, *refs), "stream_read_backward",
     (given,),
-    grid=plan.grid,
     in_specs=(
       Given(*pending_specs, phi_spec, *whole, *kept_specs, out_spec, *pending_specs[:2]),
     ),

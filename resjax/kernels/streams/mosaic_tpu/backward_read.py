@@ -7,22 +7,12 @@ so is what was read: Σ_r p_r H_r = Σ_s q_s G_s with q_s = Σ_r p_r M_rs. With 
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from resjax.base import Array
-from resjax.kernels.mosaic_tpu import (
-  ROWS,
-  TOKENS,
-  Span,
-  call,
-  columns,
-  for_each_row_group,
-  summed_spec,
-  whole_spec,
-)
+from resjax.kernels.mosaic_tpu import ROWS, TOKENS, Span, columns, for_each_row_group
 from resjax.kernels.operation import Ref
 from resjax.kernels.streams.mosaic_tpu import budget
 from resjax.kernels.streams.mosaic_tpu import plan as tiles
@@ -81,12 +71,11 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> ReadBack:
   rows = count, 2 if given.gain is not None else 0, plan.num_products, plan.num_squares
   shapes = [plan.like(n, tokens, dtype=jnp.float32) if n else None for n in rows]
   weight_spec, out_spec = plan.numbers(plan.num_weights), plan.tokens(buffers)
-  shared = given.parameters, given.gain
-  whole: tuple[Any, Any] = jax.tree.map(lambda x: whole_spec(x.shape), shared)
-  return call.over_tiles(
+  sum_shapes, sum_specs = plan.summed(sums)
+  whole: tuple[Any, Any] = plan.whole((given.parameters, given.gain))
+  return plan.run(
     read, lambda *refs: _run(read, plan, *refs), "stream_read_backward_read",
     (given,),
-    grid=plan.grid,
     in_specs=(
       Given(
         plan.streams(buffers), weight_spec, out_spec, None,
@@ -95,10 +84,8 @@ def backward(read: Read, plan: Plan, buffers: int, given: Given) -> ReadBack:
         weight_spec,
       ),
     ),
-    out_specs=ReadBack(
-      *map(plan.numbers, rows), *jax.tree.map(lambda x: summed_spec(x.shape), sums)
-    ),
-    out_shape=ReadBack(*shapes, *jax.tree.map(plan.of_parts, sums)),
+    out_specs=ReadBack(*map(plan.numbers, rows), *sum_specs),
+    out_shape=ReadBack(*shapes, *sum_shapes),
     scratch=_Scratch(
       columns.room(count + 1),
       columns.room(count + 1),

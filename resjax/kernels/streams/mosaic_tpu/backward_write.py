@@ -15,7 +15,6 @@ from resjax.kernels.mosaic_tpu import (
   ROWS,
   TOKENS,
   Span,
-  call,
   columns,
   for_each_chunk,
   for_each_row_group,
@@ -89,7 +88,7 @@ def backward(
   stream_spec, out_spec = _streams(plan, way), _tokens(way)
   phi_shape = plan.projections, plan.rows, plan.width
   per_token = plan.num_weights + sum(len(x) for x in numbers if x is not None)
-  return call.over_tiles(
+  return plan.run(
     read, lambda *refs: _run(read, plan.narrowed(way.part), plan.narrowed(width), *refs),
     "stream_read_backward_write",
     (given, numbers),

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -17,7 +16,6 @@ from resjax.kernels.mosaic_tpu import (
   columns,
   for_each_chunk,
   for_each_row_group,
-  whole_spec,
   wide,
 )
 from resjax.kernels.operation import LANES, Ref
@@ -78,15 +76,13 @@ def forward(
   gain = None if gain is None else gain.astype(jnp.float32)[None]
   numbers = [plan.num_products, plan.num_squares]
   kept = numbers if keep_stats else [0, 0]
-  whole: tuple[Any, Any] = jax.tree.map(lambda x: whole_spec(x.shape), (lanes, gain))
-  written = call.over_tiles(
+  written = plan.run(
     read, lambda *refs: _run(read, plan, *refs), "stream_read_forward",
     (Inputs(streams, weights, out, phi, lanes, gain),),
-    grid=plan.grid,
     in_specs=(
       Inputs(
         plan.streams(buffers), plan.numbers(plan.num_weights), plan.tokens(buffers),
-        None if phi is None else on_chip.SPEC, *whole,
+        None if phi is None else on_chip.SPEC, *plan.whole((lanes, gain)),
       ),
     ),
     out_specs=_Outputs(

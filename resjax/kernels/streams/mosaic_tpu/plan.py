@@ -135,10 +135,6 @@ class Plan(StreamPlan):
     """Returns tiles of numbers per token [rows, T], None without rows."""
     return pl.BlockSpec((rows, TOKENS), lambda p, i: (0, self.tile(p, i))) if rows else None
 
-  def of_parts(self, x: Any) -> jax.ShapeDtypeStruct:
-    """Returns the shape of partial sums like x, one per part of the grid, in float32."""
-    return self.like(self.grid[0], *x.shape, dtype=jnp.float32)
-
   def number_bytes(self, rows: int) -> int:
     """Returns the bytes of numbers per token [rows, T]."""
     return 4 * rows * self.num_tokens
