@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Int
 
 from resjax.base import Array, PyTree
 from resjax.combinators import Combinator
@@ -124,8 +125,8 @@ class DecodeCache:
     """The number of slots S."""
     return self.segment_ids.shape[1]
 
-  def counts(self) -> Array:
-    """Returns the number of tokens of each row [B], padding not counted."""
+  def counts(self) -> Int[Array, " B"]:
+    """Returns the number of tokens of each row, padding not counted."""
     return jnp.sum(self.segment_ids > 0, axis=1)
 
   def check_room(self, count: int) -> None:
@@ -137,12 +138,12 @@ class DecodeCache:
         f"{filled} are filled; make it larger: empty_cache(batch_size, size)"
       )
 
-  def place(self, segment_ids: Array) -> FirstTokens | TokensInCache:
+  def place(self, segment_ids: Int[Array, "B T"]) -> FirstTokens | TokensInCache:
     """Returns where T new tokens stand.
 
     Args:
-      segment_ids: 1 for a token, 0 for padding [B, T]. The first token of a row that is no padding
-        has position 0.
+      segment_ids: 1 for a token, 0 for padding. The first token of a row that is no padding has
+        position 0.
     """
     real = jnp.cumsum(segment_ids > 0, axis=1)
     if self.is_empty:
@@ -162,13 +163,17 @@ class DecodeCache:
     return TokensInCache(jnp.asarray(self.length), positions, segment_ids, keys)
 
   def advance(
-    self, tokens: Array, segment_ids: Array, new: dict[str, KeyValues], combinator: PyTree
+    self,
+    tokens: Int[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    new: dict[str, KeyValues],
+    combinator: PyTree,
   ) -> "DecodeCache":
     """Returns the cache after T tokens.
 
     Args:
-      tokens: the tokens [B, T].
-      segment_ids: 1 for a token, 0 for padding [B, T], which comes last in its row.
+      tokens: the tokens.
+      segment_ids: 1 for a token, 0 for padding, which comes last in its row.
       new: the keys and values of these tokens, by attention site: [L, B, T, K, C].
       combinator: the combinator's cache, see `Combinator.next_cache`.
     """
@@ -181,8 +186,10 @@ class DecodeCache:
     kept = None if self.tokens is None else self._with(self.tokens, tokens)
     return DecodeCache(past, ids, length, combinator, kept)
 
-  def rows(self, tokens: Array, segment_ids: Array) -> tuple[Array, Array]:
-    """Returns the ids of all tokens, with T new ones, and which slots hold a token, [B, S] each.
+  def rows(
+    self, tokens: Int[Array, "B T"], segment_ids: Int[Array, "B T"]
+  ) -> tuple[Int[Array, "B S"], Int[Array, "B S"]]:
+    """Returns the ids of all tokens, with T new ones, and which slots hold a token.
 
     Only a cache that stores token ids has them.
     """

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Float, Int
 
 from resjax import combinators
 from resjax.base import Array, PyTree, wide_dtype
@@ -15,7 +16,7 @@ from resjax.combinators import OUTPUT
 from resjax.models import depth
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import DecodeCache, FirstTokens, TokensInCache, TokensInRows
-from resjax.models.decoding import Decoding
+from resjax.models.decoding import Decoding, Hidden
 from resjax.models.layer import (
   Branches,
   Layer,
@@ -34,16 +35,16 @@ class Probed(NamedTuple):
   """The results of running a decoder with a probe.
 
   Attributes:
-    embedded: the embeddings that the layers start from [B, T, D]; where the combinator normalises
-      its output (`Combinator.final_norm` is False), its output for them without layers.
-    output: the output of the layers [B, T, D], before the final norm.
+    embedded: the embeddings that the layers start from; where the combinator normalises its output
+      (`Combinator.final_norm` is False), its output for them without layers.
+    output: the output of the layers, before the final norm.
     weights: `Combinator.depth_weights` of the last read, or None.
     layers: the results of the probe, with a leading axis L.
   """
 
-  embedded: Array
-  output: Array
-  weights: Array | None
+  embedded: Float[Array, "B T D"]
+  output: Float[Array, "B T D"]
+  weights: combinators.SourceWeights | None
   layers: PyTree
 
 
@@ -115,15 +116,18 @@ class Decoder(nnx.Module):
     self.output = None if tied else _embedding(config, 0, layout, keys("output"))
 
   def __call__(
-    self, tokens: Array, segment_ids: Array | None = None, positions: Array | None = None
-  ) -> Array:
-    """Returns the final normalised hidden states [B, T, D].
+    self,
+    tokens: Int[Array, "B T"],
+    segment_ids: Int[Array, "B T"] | None = None,
+    positions: Int[Array, "B T"] | None = None,
+  ) -> Float[Array, "B T D"]:
+    """Returns the final normalised hidden states.
 
     Args:
-      tokens: the token numbers [B, T], integers below V.
-      segment_ids: the segment of each token [B, T]; attention stays within a segment. Default: one
-        segment per row.
-      positions: the position of each token in its segment [B, T]; default: 0..T-1.
+      tokens: the token numbers, below V.
+      segment_ids: the segment of each token; attention stays within a segment. Default: one segment
+        per row.
+      positions: the position of each token in its segment; default: 0..T-1.
     """
     place = self._place(tokens, segment_ids, positions)
     state, _ = depth.run_layers(
@@ -136,8 +140,8 @@ class Decoder(nnx.Module):
     return self.final_norm(out)
 
   def probe(
-    self, probe: depth.Collect, seen: PyTree, tokens: Array,
-    segment_ids: Array | None = None, positions: Array | None = None,
+    self, probe: depth.Collect, seen: PyTree, tokens: Int[Array, "B T"],
+    segment_ids: Int[Array, "B T"] | None = None, positions: Int[Array, "B T"] | None = None,
   ) -> Probed:  # fmt: skip
     """Runs the layers with a probe that looks at each of them; without gradients.
 
@@ -230,21 +234,24 @@ class Decoder(nnx.Module):
     return DecodeCache.empty(self.config, self.combinator, batch_size, size)
 
   def decode(
-    self, tokens: Array, cache: DecodeCache, segment_ids: Array | None = None
-  ) -> tuple[Array, DecodeCache]:
+    self,
+    tokens: Int[Array, "B T"],
+    cache: DecodeCache,
+    segment_ids: Int[Array, "B T"] | None = None,
+  ) -> Hidden:
     """Runs tokens that follow a cache: a whole prompt, or the next token.
 
     Rows do not depend on each other's lengths, nor on where padding stands. A row that gets long
     for `longrope` by these tokens is run again from its first token.
 
     Args:
-      tokens: the token numbers [B, T]; as many as fit into the cache.
+      tokens: the token numbers, as many as fit into the cache.
       cache: the cache after earlier tokens; it is not changed.
-      segment_ids: 1 for a token, 0 for padding [B, T], in any places. Default: no padding.
+      segment_ids: 1 for a token, 0 for padding, in any places. Default: no padding.
 
     Returns:
-      The final normalised hidden states [B, T, D], and the cache with the new tokens. The states
-      of padding have no meaning.
+      The final normalised hidden states, and the cache with the new tokens. The states of padding
+      have no meaning.
 
     Raises:
       ValueError: it is known that they do not fit.
@@ -252,9 +259,7 @@ class Decoder(nnx.Module):
     steps = Decoding(self._decode, self.empty_cache, self.config.short_lengths)
     return steps.decode(tokens, cache, segment_ids)
 
-  def _decode(
-    self, tokens: Array, cache: DecodeCache, segment_ids: Array
-  ) -> tuple[Array, DecodeCache]:
+  def _decode(self, tokens: Array, cache: DecodeCache, segment_ids: Array) -> Hidden:
     """Runs new tokens only, as `decode` does if no earlier token has to be computed again."""
 
     def keep(visits: Sequence[depth.SiteVisit], _: LayerContext) -> dict[str, KeyValues | None]:
@@ -280,8 +285,8 @@ class Decoder(nnx.Module):
       raise ValueError(f"{length} tokens are more than the {longest} learned positions")
 
   @property
-  def head(self) -> Array:
-    """What maps hidden states to logits [V, D]: the output embedding, which may be the tokens' own.
+  def head(self) -> Float[Array, "V D"]:
+    """What maps hidden states to logits: the output embedding, which may be the tokens' own.
 
     With `config.mup.base_width` it is divided by the ratio of the widths.
     """
@@ -289,14 +294,14 @@ class Decoder(nnx.Module):
     ratio = self.config.width_ratio
     return embedding if ratio == 1 else embedding / ratio
 
-  def logits(self, hidden: Array, head: Array | None = None) -> Array:
-    """Maps hidden states [..., D] to logits [..., V], capped where the config says so.
-
-    They are float32 or wider.
+  def logits(
+    self, hidden: Float[Array, "*tokens D"], head: Float[Array, "V D"] | None = None
+  ) -> Float[Array, "*tokens V"]:
+    """Maps hidden states to logits, float32 or wider, capped where the config says so.
 
     Args:
-      hidden: hidden states after the final norm [..., D].
-      head: an output embedding [V, D]; default: that of the decoder.
+      hidden: hidden states after the final norm.
+      head: an output embedding; default: the decoder's.
     """
     head = (self.head if head is None else head).astype(hidden.dtype)
     wide = wide_dtype(hidden)

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float, Int
 
 from resjax.base import Array
 from resjax.models.decode_cache import DecodeCache
 
-Hidden = tuple[Array, DecodeCache]
+Hidden = tuple[Float[Array, "B T D"], DecodeCache]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,9 @@ class Decoding:
   empty_cache: Callable[[int, int], DecodeCache]
   short_lengths: tuple[int, ...]
 
-  def decode(self, tokens: Array, cache: DecodeCache, segment_ids: Array | None) -> Hidden:
+  def decode(
+    self, tokens: Int[Array, "B T"], cache: DecodeCache, segment_ids: Int[Array, "B T"] | None
+  ) -> Hidden:
     """See `Decoder.decode`."""
     cache.check_room(tokens.shape[1])
     if segment_ids is None or tokens.shape[1] == 1:

@@ -17,7 +17,7 @@ from flax import nnx
 from jax import lax
 
 from resjax.base import Array, PyTree
-from resjax.combinators import Combinator, Norms, TokenContext, Views
+from resjax.combinators import Combinator, Norms, SourceWeights, Stream, TokenContext, Views
 from resjax.models.block_loop import block_loop
 from resjax.models.layer_stack import Carried, LayerStep, Stack
 from resjax.nn import PRODUCT
@@ -38,7 +38,7 @@ class SiteVisit(NamedTuple):
     layer: the number of the layer, 0..L-1; may be traced.
     site: the name of the site.
     before: the depth state that the site read.
-    out: the output of the branch [B, T, D].
+    out: the output of the branch.
     after: the depth state after `Combinator.write`.
     kept: further results of the branch after its output, in a tuple that may be empty.
     normed: the normalised views that the branch saw.
@@ -48,20 +48,20 @@ class SiteVisit(NamedTuple):
   layer: int | Array
   site: str
   before: PyTree
-  out: Array
+  out: Stream
   after: PyTree
   kept: tuple[PyTree, ...]
   normed: Views
 
   def views(self) -> Views:
-    """Returns the views that the site read, [B, T, D] each, before any norm."""
+    """Returns the views that the site read, before any norm."""
     return self.combinator.read(self.before, self.layer, self.site)[0]
 
-  def closed(self) -> Array:
-    """Returns the output [B, T, D] that the layers would have if they ended after this site."""
+  def closed(self) -> Stream:
+    """Returns the output that the layers would have if they ended after this site."""
     return self.combinator.final_after(self.after, self.layer, self.site)
 
-  def depth_weights(self) -> Array | None:
+  def depth_weights(self) -> SourceWeights | None:
     """Returns the weights of the sources in this read, see `Combinator.depth_weights`."""
     return self.combinator.depth_weights(self.before, self.layer, self.site)
 
@@ -94,19 +94,19 @@ class Relay(NamedTuple):
 
 
 def run(
-  combinator: Combinator, layers: PyTree, x: Array, branch: Branch, *,
+  combinator: Combinator, layers: PyTree, x: Stream, branch: Branch, *,
   pre_norms: PreNorms | None = None,
   context: PyTree = None, tokens: TokenContext | None = None,
   remat: str = "none", unroll: bool = False,
-) -> Array:  # fmt: skip
+) -> Stream:  # fmt: skip
   """Runs L layers through a combinator: init, L times (read, branch, write), final.
 
   Args:
     combinator: the residual system, for L layers.
     layers: pytree of arrays [L, ...], the stacked parameters of the layers.
-    x: embeddings [B, T, D].
+    x: embeddings.
     branch: what runs at a site, a pure function: branch(layer parameters, site, views, context)
-      returns the normalised views and the output [B, T, D].
+      returns the normalised views and the output, an array like x.
     pre_norms: pre_norms(layer parameters, site) returns the norm of each view that the branch
       uses, see `Combinator.read_normed`; then the branch gets normalised views, and a combinator
       may fuse norms into its reads. Default: the branch gets the views as they are read.
@@ -118,7 +118,7 @@ def run(
     unroll: whether a Python loop runs the layers instead of a scan; for tests and very few layers.
 
   Returns:
-    The combinator's final read [B, T, D].
+    The combinator's final read.
 
   Raises:
     ValueError: `layers` has another number of layers than the combinator, remat is unknown, or
@@ -132,7 +132,7 @@ def run(
 
 
 def run_layers(
-  combinator: Combinator, layers: PyTree, x: Array, branch: Branch,
+  combinator: Combinator, layers: PyTree, x: Stream, branch: Branch,
   collect: Collect | None = None, *,
   pre_norms: PreNorms | None = None, relay: Relay | None = None,
   context: PyTree = None, tokens: TokenContext | None = None,
@@ -300,10 +300,10 @@ def _read(
 
 
 def first_views(
-  combinator: Combinator, layers: PyTree, x: Array, branch: Branch, site: str, *,
+  combinator: Combinator, layers: PyTree, x: Stream, branch: Branch, site: str, *,
   pre_norms: PreNorms | None = None, context: PyTree = None, tokens: TokenContext | None = None,
 ) -> Views:  # fmt: skip
-  """Returns the inputs of a branch of the first layer [B, T, D]; takes arguments like `run`."""
+  """Returns the inputs of a branch of the first layer; takes arguments like `run`."""
   first = jax.tree.map(lambda leaf: leaf[0], layers)
   state = combinator.init(x, tokens)
   for earlier in combinator.sites[: combinator.sites.index(site)]:

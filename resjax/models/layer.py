@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Float
 
 from resjax import combinators
 from resjax.base import Array, PyTree
@@ -115,11 +116,13 @@ class Layer(nnx.Module):
         norms.setdefault(view, []).append(of_view)
     return norms
 
-  def values(self, site: str, views: combinators.Views) -> Array:
-    """Returns the values [B, T, K, C] that the attention of a site has for these `views`."""
+  def values(self, site: str, views: combinators.Views) -> Float[Array, "B T K C"]:
+    """Returns the values that the attention of a site has for these `views`."""
     return self.attention.values(_qkv(self.normed(site, "attention", views))[2])
 
-  def normed(self, site: str, sublayer: str, views: combinators.Views) -> dict[str, Array]:
+  def normed(
+    self, site: str, sublayer: str, views: combinators.Views
+  ) -> dict[str, combinators.Stream]:
     """Returns the views that a sublayer uses, through what `pre_norms` left of its norms."""
     sharers = self._norms_by_view(site)
     normed = {
@@ -193,18 +196,18 @@ class Branches:
 
   def __call__(
     self, row: LayerRows, site: str, views: combinators.Views, context: LayerContext
-  ) -> tuple[combinators.Views, Array, KeyValues | None]:
+  ) -> tuple[combinators.Views, Float[Array, "B T D"], KeyValues | None]:
     """Runs the branch of a site.
 
     Args:
       row: the layer's.
       site: one of the config's `sites`.
-      views: what the site reads through its `pre_norms`, [B, T, D] each.
+      views: what the site reads through its `pre_norms`.
       context: what the branches of all layers read.
 
     Returns:
-      The normalised views, the first sublayer's where sublayers differ; the output of the branch
-      [B, T, D]; and of an attention, the keys and values of the T tokens.
+      The normalised views, the first sublayer's where sublayers differ; the output of the branch;
+      and of an attention, the keys and values of the T tokens.
     """
     layer, tokens = self.layer(row), context.tokens
     mixers: tuple[ValueMixer, ...] = ()

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Float, Int
 
 from resjax.base import NOT_ASKED, Array
 from resjax.models.decoder import Decoder
@@ -12,26 +13,25 @@ from resjax.models.losses import LossSums, cross_entropy, sharded_cross_entropy
 
 
 def loss_sums(
-  decoder: Decoder, hidden: Array, batch: Mapping[str, Array], chunk_size: int
+  decoder: Decoder,
+  hidden: Float[Array, "B T D"],
+  batch: Mapping[str, Int[Array, "B ..."]],
+  chunk_size: int,
 ) -> LossSums:
   """Returns the loss sums of a batch.
 
   Args:
     decoder: the decoder with its parameters.
-    hidden: its final hidden states of the batch [B, T, D].
-    batch: `targets` and `segment_ids`, [B, T] each; segment 0 is padding,
-      and nothing is asked for where the target is `NOT_ASKED`. Where it has `bytes` [B], the UTF-8
-      bytes of text that the targets of each row stand for, these are summed too.
+    hidden: its final hidden states of the batch.
+    batch: `targets` and `segment_ids` [B, T]; segment 0 is padding, and nothing is asked for where
+      the target is `NOT_ASKED`. Where it has `bytes` [B], the UTF-8 bytes of text that the targets
+      of each row stand for, these are summed too.
     chunk_size: the number of tokens whose logits exist at one time.
   """
   asked = (batch["segment_ids"] != 0) & (batch["targets"] != NOT_ASKED)
   weights = asked.astype(jnp.float32)
   arguments = hidden, decoder.head, batch["targets"], weights
-  softcap = decoder.config.logit_softcap
-  options: dict[str, Any] = {
-    "chunk_size": chunk_size,
-    "softcap": softcap,
-  }
+  options: dict[str, Any] = {"chunk_size": chunk_size, "softcap": decoder.config.logit_softcap}
   layout = decoder.layout
   if not layout.spans_devices:
     sums = cross_entropy(*arguments, **options)

@@ -7,6 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Float, Int, Num
 
 from resjax.base import Array, aligned, rounded
 from resjax.base.sharding import whole
@@ -44,10 +45,10 @@ class LossSums:
 
 @jax.named_scope("loss")
 def cross_entropy(
-  hidden: Array,
-  head: Array,
-  targets: Array,
-  weights: Array,
+  hidden: Float[Array, "*rows T D"],
+  head: Float[Array, "V D"],
+  targets: Int[Array, "*rows T"],
+  weights: Num[Array, "*rows T"],
   *,
   chunk_size: int,
   softcap: float = 0.0,
@@ -60,11 +61,11 @@ def cross_entropy(
   statistics and the sum of the head's gradient over chunks are float32.
 
   Args:
-    hidden: the final hidden states [..., T, D], in the dtype of the products.
-    head: the output embedding [V, D], of any float dtype.
-    targets: the token numbers [..., T], int32. One outside 0..V-1 makes `nats` NaN if its weight
-      is not 0, and is ignored otherwise.
-    weights: the weight of each target [..., T]; 0 leaves it out.
+    hidden: the final hidden states, in the dtype of the products.
+    head: the output embedding.
+    targets: the token numbers. One outside 0..V-1 makes `nats` NaN if its weight is not 0, and is
+      ignored otherwise.
+    weights: the weight of each target; 0 leaves it out.
     chunk_size: the number of tokens, over all leading axes, whose logits exist at one time; a
       chunk has at least one position of each row.
     softcap: c > 0 replaces the logits by c · tanh(logits / c) (Gemma 2, arXiv:2408.00118, §2).
@@ -89,7 +90,8 @@ def cross_entropy(
 
 
 def sharded_cross_entropy(
-  hidden: Array, head: Array, targets: Array, weights: Array, *,
+  hidden: Float[Array, "*rows T D"], head: Float[Array, "V D"],
+  targets: Int[Array, "*rows T"], weights: Num[Array, "*rows T"], *,
   mesh: Mesh, spec: PartitionSpec,
   chunk_size: int, softcap: float = 0.0,
 ) -> LossSums:  # fmt: skip

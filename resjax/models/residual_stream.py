@@ -28,7 +28,7 @@ from flax import nnx
 from jax import lax
 
 from resjax.base import Array, PyTree
-from resjax.combinators import Combinator, Layer, TokenContext
+from resjax.combinators import Combinator, Layer, Stream, TokenContext
 from resjax.models import depth
 from resjax.models.layer_stack import Carried, Stack
 
@@ -70,9 +70,9 @@ class ResidualStream:
 
   @classmethod
   def start(
-    cls, combinator: Combinator, x: Array, tokens: TokenContext | None = None
+    cls, combinator: Combinator, x: Stream, tokens: TokenContext | None = None
   ) -> "ResidualStream":
-    """Returns the stream before the first site, of embeddings x [B, T, D].
+    """Returns the stream before the first site.
 
     Args:
       combinator: the residual system.
@@ -189,8 +189,8 @@ class ResidualStream:
       nnx.update(layers, jax.tree.map_with_path(updated, given, impls[0]))
     return stream
 
-  def final(self, norm: Norm | None) -> Array:
-    """Returns the output of all layers [B, T, D], through the model's final norm.
+  def final(self, norm: Norm | None) -> Stream:
+    """Returns the output of all layers, through the model's final norm.
 
     Args:
       norm: a function of [B, T, D], which is not called with a combinator that replaces it

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float, Int, Key, UInt32
 
 from resjax.base import Array
 from resjax.models.config import DecoderConfig
@@ -13,10 +14,10 @@ from resjax.models.decoder import Decoder
 
 
 def generate(
-  decoder: Decoder, prompt: Array, num_tokens: int, *,
-  key: Array, lengths: Array | None = None,
+  decoder: Decoder, prompt: Int[Array, "B P"], num_tokens: int, *,
+  key: Key[Array, ""] | UInt32[Array, " 2"], lengths: Int[Array, " B"] | None = None,
   temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, stop: tuple[int, ...] = (),
-) -> Array:  # fmt: skip
+) -> Int[Array, "B P+{num_tokens}"]:  # fmt: skip
   """Continues prompts by sampling p(v) ∝ exp(logit_v / temperature), token by token.
 
   The prompts run once and fill a cache; every later token runs alone. All of it is one compiled
@@ -24,17 +25,17 @@ def generate(
 
   Args:
     decoder: the model.
-    prompt: the tokens [B, P], P ≥ 1; shorter prompts have padding, of any token, on their left.
+    prompt: the tokens, P ≥ 1; shorter prompts have padding, of any token, on their left.
     num_tokens: how many tokens to append; P + num_tokens is at most the decoder's max_positions.
     key: the key of the random numbers.
-    lengths: the number of tokens of each prompt without its padding [B], each in 1..P; None: P.
+    lengths: the number of tokens of each prompt without its padding, each in 1..P; None: P.
     temperature: the temperature; 0 takes the most probable token.
     top_k: k, only the k most probable tokens are sampled, see `restrict`; 0: all.
     top_p: p, of these only the most probable that sum to p, see `restrict`; 1: all.
     stop: the tokens that end a row; what follows in the row is the first of them, repeated.
 
   Returns:
-    The tokens of prompts and continuations [B, P + num_tokens].
+    The tokens of prompts and continuations.
 
   Raises:
     ValueError: an empty prompt, a row that is too long, or an option out of range.
@@ -102,14 +103,16 @@ def _prefill(
   return _State(jnp.asarray(start), rows, jnp.zeros(batch, bool), cache), hidden
 
 
-def restrict(logits: Array, top_k: int = 0, top_p: float = 1.0) -> Array:
-  """Returns logits [..., V] with -inf for tokens that are not to be sampled.
+def restrict(
+  logits: Float[Array, "*rows V"], top_k: int = 0, top_p: float = 1.0
+) -> Float[Array, "*rows V"]:
+  """Returns logits with -inf for tokens that are not to be sampled.
 
   The k largest logits stay; of these, the fewest largest whose probabilities (renormalised over the
   k) sum to at least p, hence always one. Logits equal to the smallest one that stays, stay too.
 
   Args:
-    logits: the logits [..., V].
+    logits: the logits.
     top_k: k; 0: all.
     top_p: p; 1: all.
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Float
 
 from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
@@ -116,7 +117,7 @@ class ValueMixing:
     return jnp.concatenate([jnp.zeros((missing, *rows.shape[1:]), rows.dtype), rows])
 
   def mixers(
-    self, row: ValueRows, first: Array | None, sources: KeyValues | None
+    self, row: ValueRows, first: Float[Array, "B T K C"] | None, sources: KeyValues | None
   ) -> tuple[ValueMixer, ...]:
     """Returns how values of earlier layers are mixed into a layer's own, in order.
 
