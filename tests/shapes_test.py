@@ -3,6 +3,7 @@
 Some tests run again in a process of their own, where each call checks its arrays.
 """
 
+import inspect
 import os
 import re
 import subprocess
@@ -14,17 +15,23 @@ from collections.abc import Callable
 import jax
 import pytest
 
+from resjax import combinators, models
 from resjax.kernels import depth_attention, gated_streams, self_attention, streams
 from tests.helpers.runs import REPOSITORY
 from tests.helpers.shapes import CHECKED
 
 TESTS = [
+  "tests/helpers/right_shapes.py",
   "tests/helpers/wrong_shapes.py",
   "tests/kernels/sums_test.py",
   "tests/kernels/depth_sum_test.py",
   "tests/nn/attention_test.py",
 ]
-DOORS = depth_attention, gated_streams, self_attention, streams
+DOORS = depth_attention, gated_streams, self_attention, streams, models
+METHODS = [
+  *map(combinators.get, combinators.names(shipped=True)),
+  *(models.Decoder, models.DecodeCache, models.ResidualStream, models.SiteVisit),
+]
 
 
 def bare_arrays(annotation):
@@ -42,6 +49,14 @@ def test_functions_of_a_door_say_the_axes_of_their_arrays(door):
     function = getattr(function, "__wrapped__", function)
     if isinstance(function, types.FunctionType):
       found = {key: bare_arrays(one) for key, one in typing.get_type_hints(function).items()}
+      assert not any(found.values()), f"{name}: {found}"
+
+
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
+def test_methods_of_a_system_and_of_models_say_the_axes_of_their_arrays(kind):
+  for name, method in inspect.getmembers(kind, inspect.isfunction):
+    if not name.startswith("_") and method.__module__.startswith("resjax."):
+      found = {key: bare_arrays(one) for key, one in typing.get_type_hints(method).items()}
       assert not any(found.values()), f"{name}: {found}"
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeGuard
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from resjax.base import Array, PyTree, aligned, wide_dtype
 from resjax.base.sharding import Layout
@@ -19,7 +19,7 @@ Stream = Float[Array, "*tokens D"]  # a vector for each token: what sites read a
 Streams = Float[Array, "R *tokens D"]
 SourceWeights = Float[Array, "N ..."]  # of N sources, for each token where they depend on it
 Views = Mapping[str, Float[Array, "... D"]]
-Layer = int | Array  # the index of a layer: a Python int in a loop, a traced scalar in a scan
+Layer = int | Int[Array, ""]  # the index of a layer: an int in a loop, a traced scalar in a scan
 Strategy = Literal["carry", "depth_blocks", "history", "loop"]
 # Families of systems, in the order in which tables show them; `others` are systems of your own.
 FAMILIES = ("scalars", "gates", "streams", "depth readers", "dense mixes", "others")
@@ -266,7 +266,7 @@ class Combinator(nnx.Module):
     """
     return None
 
-  def stream_factor(self, layer: Layer, site: str, normed: Views) -> Array | None:
+  def stream_factor(self, layer: Layer, site: str, normed: Views) -> Float[Array, "..."] | None:
     """Returns α of a write α x + f(x), by which a site multiplies the stream.
 
     Args:
@@ -295,7 +295,7 @@ class Combinator(nnx.Module):
     """Returns the cache for the tokens that follow, from the state after the last layer."""
     return None
 
-  def from_norms(self, gains: Mapping[str, Array]) -> dict[str, Array]:
+  def from_norms(self, gains: Mapping[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:
     """Returns parameters by name that make reads normalise like the norms of a given model.
 
     A model with this combinator can start from the weights of a model with RMS norms only if the

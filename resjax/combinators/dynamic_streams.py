@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Float
 
 from resjax.base import Array
 from resjax.combinators.base import Layer, Stream
@@ -43,16 +44,20 @@ class Gates:
   magnitude: float = 2.0
 
   def __call__(
-    self, projected: Array, bias: Array, scale: Array, copies: Array | None = None
-  ) -> tuple[Array, Array | None, Array]:
-    """Returns p [R, ...], M [R, R, ...] with a row for each new stream, or None, and b [R, ...].
+    self,
+    projected: Float[Array, "K ..."],
+    bias: Float[Array, "K ..."],
+    scale: Float[Array, "gates ..."],
+    copies: Float[Array, "1 ..."] | None = None,
+  ) -> tuple[Float[Array, "R ..."], Float[Array, "R R ..."] | None, Float[Array, "R ..."]]:
+    """Returns p, M with a row for each new stream, or None, and b.
 
     Args:
-      projected: RMS(vec H) φ [K, ...], float32 or wider: for p, for b, and for M.
-      bias: [K, ...], with axes of size 1 for tokens.
-      scale: a [3, ...], one for each of the three; [2, ...] without M. z = a ⊙ projected + bias.
-      copies: [1, ...], 1 where the streams are copies of each other, which M cannot change; None:
-        they are not. The gradient of the logits of M would be rounding errors there, which Adam
+      projected: RMS(vec H) φ, float32 or wider: for p, for b, and for M.
+      bias: with axes of size 1 for tokens.
+      scale: a for p, for b, and for M if there is one. z = a ⊙ projected + bias.
+      copies: 1 where the streams are copies of each other, which M cannot change; None: they are
+        not. The gradient of the logits of M would be rounding errors there, which Adam
         scales up, so it is 0.
     """
     one, two = self.num_streams, 2 * self.num_streams
@@ -67,8 +72,8 @@ class Gates:
     read = jax.nn.sigmoid(pre) + self.read_eps
     return read, mix, self.magnitude * jax.nn.sigmoid(post) + self.write_eps
 
-  def mix(self, logits: Array) -> Array:
-    """Returns M [R, R, ...] of z_res [K - 2 R, ...], if there are any."""
+  def mix(self, logits: Float[Array, "M ..."]) -> Float[Array, "R R ..."]:
+    """Returns M of z_res, with one logit for each of K - 2 R, if there are any."""
     raise NotImplementedError
 
   @property

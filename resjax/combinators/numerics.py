@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from resjax.base import Array, aligned, wide_dtype, wider
 
+Number = float | Float[Array, ""]  # a float; an array inside of a function that is `recomputed`
 # The reverse pass computes such a function again from its arguments. Thus it keeps these alone, in
 # the dtype of the activations, and no float32 copies.
 recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
@@ -27,7 +28,7 @@ def scaled_add(
 
 
 @recomputed
-def rms_normalized(x: Float[Array, "*tokens D"], eps: float) -> Float[Array, "*tokens D"]:
+def rms_normalized(x: Float[Array, "*tokens D"], eps: Number) -> Float[Array, "*tokens D"]:
   """Returns x / sqrt(mean(x²) + eps) over the last axis, float32 or wider."""
   wide = x.astype(wide_dtype(x))
   return wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
@@ -35,14 +36,14 @@ def rms_normalized(x: Float[Array, "*tokens D"], eps: float) -> Float[Array, "*t
 
 @recomputed
 def scaled_norm(
-  x: Float[Array, "*tokens D"], scale: Float[Array, "... D"], eps: float
+  x: Float[Array, "*tokens D"], scale: Float[Array, "... D"], eps: Number
 ) -> Float[Array, "*tokens D"]:
   """Returns scale ⊙ x / sqrt(mean(x²) + eps) over the last axis in the dtype of x."""
   return (aligned(scale, x) * rms_normalized(x, eps)).astype(x.dtype)
 
 
 @recomputed
-def standardized(x: Float[Array, "*tokens D"], eps: float) -> Float[Array, "*tokens D"]:
+def standardized(x: Float[Array, "*tokens D"], eps: Number) -> Float[Array, "*tokens D"]:
   """Returns (x − mean(x)) / sqrt(var(x) + eps) over the last axis, float32 or wider."""
   wide = x.astype(wide_dtype(x))
   return rms_normalized(wide - jnp.mean(wide, axis=-1, keepdims=True), eps)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from resjax.base import Array, PyTree, wide_dtype
 from resjax.combinators.base import Combinator, Layer, Norms, PreNorm, Stream, TokenContext, Views
@@ -74,7 +75,7 @@ class ResidualStreams(Combinator):
 
   def coefficients(
     self, state: Pending, layer: Layer, site: str
-  ) -> tuple[Array, Array | None, Array]:
+  ) -> tuple[Float[Array, "R ..."], Float[Array, "R R ..."] | None, Float[Array, "R ..."]]:
     """Returns the coefficients of a site.
 
     Args:

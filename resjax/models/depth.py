@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jaxtyping import Float
 
 from resjax.base import Array, PyTree
-from resjax.combinators import Combinator, Norms, SourceWeights, Stream, TokenContext, Views
+from resjax.combinators import Combinator, Layer, Norms, SourceWeights, Stream, TokenContext, Views
 from resjax.models.block_loop import block_loop
 from resjax.models.layer_stack import Carried, LayerStep, Stack
 from resjax.nn import PRODUCT
@@ -45,7 +46,7 @@ class SiteVisit(NamedTuple):
   """
 
   combinator: Combinator
-  layer: int | Array
+  layer: Layer
   site: str
   before: PyTree
   out: Stream
@@ -65,7 +66,7 @@ class SiteVisit(NamedTuple):
     """Returns the weights of the sources in this read, see `Combinator.depth_weights`."""
     return self.combinator.depth_weights(self.before, self.layer, self.site)
 
-  def stream_factor(self) -> Array | None:
+  def stream_factor(self) -> Float[Array, "..."] | None:
     """Returns the factor of the stream in this write, see `Combinator.stream_factor`."""
     return self.combinator.stream_factor(self.layer, self.site, self.normed)
 
@@ -261,7 +262,7 @@ def _layer(
   collect: Collect | None,
   relay: Relay | None,
   graphdef: nnx.GraphDef,
-  index: int | Array,
+  index: Layer,
   carried: Carried,
   shared: PyTree,
   row: Stack,
@@ -288,7 +289,7 @@ def _layer(
 def _read(
   combinator: Combinator,
   state: PyTree,
-  layer: int | Array,
+  layer: Layer,
   site: str,
   pre_norms: PreNorms | None,
   parameters: PyTree,

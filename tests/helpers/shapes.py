@@ -6,6 +6,13 @@ import beartype
 # that are no arrays.
 CHECKED = [
   "resjax.combinators.numerics",
+  "resjax.combinators.systems",
+  "resjax.models.decoder",
+  "resjax.models.decoding",
+  "resjax.models.depth",
+  "resjax.models.layer",
+  "resjax.models.loss",
+  "resjax.models.sampling",
   "resjax.nn.attention",
   "resjax.nn.linear",
   "resjax.nn.norm",

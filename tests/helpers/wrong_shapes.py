@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from jaxtyping import TypeCheckError
 
-from resjax.combinators import scaled_add
+from resjax.combinators import Standard, scaled_add
 from resjax.kernels import depth_attention, gated_streams, self_attention, streams, sum_of_products
+from resjax.models import sampling
 
 T, D = 3, 8
 X = jnp.zeros((2, T, D))
@@ -19,6 +20,8 @@ IDS = jnp.ones((2, T), int)
   "call",
   [
     lambda: scaled_add(jnp.ones((), int), X, X),
+    lambda: Standard(num_layers=1, d_model=D).write(X, 0, "mlp", X[:, 1:]),
+    lambda: sampling.restrict(jnp.zeros(D, int)),
     lambda: sum_of_products(jnp.zeros((2, T)), jnp.zeros((3, T))),
     lambda: depth_attention.depth_attention([X, X], jnp.zeros((D, 1))),
     lambda: depth_attention.depth_attention([X, X], jnp.zeros(D), key_scale=jnp.zeros(D + 1)),

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from resjax.base import Array, PyTree
 from resjax.combinators.base import Layer, Stream, Views
@@ -61,7 +62,7 @@ class AttenuatedStream(Standard):
     """See `Combinator.final_after`: within a layer it is the attenuated stream."""
     return state.attenuated if isinstance(state, _WithinLayer) else state
 
-  def stream_factor(self, layer: Layer, site: str, normed: Views) -> Array:
+  def stream_factor(self, layer: Layer, site: str, normed: Views) -> Float[Array, "..."]:
     """See `Combinator.stream_factor`: with scope `layer` the later sites have the factor 1."""
     if self.scope == "layer" and site != self.sites[0]:
       return jnp.ones(())

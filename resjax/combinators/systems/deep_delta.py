@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jaxtyping import Float
 
 from resjax.base import Array, aligned, wide_dtype
-from resjax.combinators.base import Combinator, Layer, Stream, TokenContext, Views
+from resjax.combinators.base import Combinator, Layer, Stream, Streams, TokenContext, Views
 from resjax.combinators.checks import check_flag, check_option
 from resjax.combinators.delta_cache import DeltaCache
-from resjax.combinators.numerics import project, recomputed
+from resjax.combinators.numerics import Number, project, recomputed
 from resjax.combinators.short_conv import expand, pool
 
 COMPRESSORS = ("none", "channel", "token")
@@ -293,20 +294,23 @@ def _values(x: Array, weight: Array) -> Array:
 
 
 @recomputed
-def delta_update(x: Array, out: Array, beta: Array, value: Array, eps: float) -> Array:
+def delta_update(
+  x: Streams,
+  out: Stream,
+  beta: Float[Array, "*tokens 1"],
+  value: Float[Array, "R *tokens 1"],
+  eps: Number,
+) -> Streams:
   """Returns X + β k (vᵀ − kᵀX) with k = o / sqrt(‖o‖² + eps²), computed in float32 or wider.
 
   This is the paper's form of k; o = 0 gives k = 0, which leaves X as it is.
 
   Args:
-    x: X [R, ..., D].
-    out: o [..., D].
-    beta: β [..., 1].
-    value: v [R, ..., 1].
+    x: X; the result has its dtype.
+    out: o.
+    beta: β.
+    value: v.
     eps: > 0.
-
-  Returns:
-    [R, ..., D] in the dtype of X.
   """
   wide = wide_dtype(x)
   direction, stream = out.astype(wide), x.astype(wide)

@@ -8,7 +8,7 @@ from flax import nnx
 from resjax.base import Array, aligned, wide_dtype
 from resjax.combinators.base import Layer, Stream, TokenContext, Views
 from resjax.combinators.checks import check_option
-from resjax.combinators.numerics import recomputed, standardized
+from resjax.combinators.numerics import Number, recomputed, standardized
 from resjax.combinators.systems.standard import Standard
 
 
@@ -65,7 +65,7 @@ class DeepNorm(Standard):
 
 
 @recomputed
-def _normed_sum(alpha: Array, eps: float, x: Array, out: Array, gain: Array, bias: Array) -> Array:
+def _normed_sum(alpha: Array, eps: Number, x: Array, out: Array, gain: Array, bias: Array) -> Array:
   """Returns LN(α x + o), computed in float32 or wider."""
   wide = wide_dtype(x)
   total = alpha * x.astype(wide) + out.astype(wide)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Bool
 
 from resjax.base import Array, aligned, wide_dtype
 from resjax.combinators.base import (
@@ -32,14 +33,16 @@ class _Outputs:
 
   strategy: Strategy = "history"
 
-  def init(self, x: Array) -> Sources:
+  def init(self, x: Stream) -> Sources:
     return Sources(recent=(x,))
 
-  def counts(self, sources: Sources, layer: Layer) -> Array:
-    """Returns which slots a read attends to: bool [slots]."""
+  def counts(self, sources: Sources, layer: Layer) -> Bool[Array, " slots"]:
+    """Returns which slots a read attends to."""
     return sources.valid().at[0].set(False)
 
-  def kept(self, sources: Sources, out: Array, stream: Array, ends_first: bool | Array) -> Sources:
+  def kept(
+    self, sources: Sources, out: Stream, stream: Stream, ends_first: Bool[Array, ""] | bool
+  ) -> Sources:
     """Returns the sources after a site; `ends_first`: whether it was the last of layer 0."""
     return sources.append(out)
 
@@ -47,7 +50,9 @@ class _Outputs:
 class _Streams(_Outputs):
   """The stream after every sublayer. The embedding is there, and not read."""
 
-  def kept(self, sources: Sources, out: Array, stream: Array, ends_first: bool | Array) -> Sources:
+  def kept(
+    self, sources: Sources, out: Stream, stream: Stream, ends_first: Bool[Array, ""] | bool
+  ) -> Sources:
     """Returns the sources after a site, with the stream appended."""
     return sources.append(stream)
 
@@ -57,15 +62,17 @@ class _FirstOutput(_Outputs):
 
   strategy: Strategy = "carry"
 
-  def init(self, x: Array) -> Sources:
+  def init(self, x: Stream) -> Sources:
     """Returns the sources before the first site: a zero [..., D] in place of the output."""
     return Sources(recent=(jnp.zeros_like(x),))
 
-  def counts(self, sources: Sources, layer: Layer) -> Array:
+  def counts(self, sources: Sources, layer: Layer) -> Bool[Array, " slots"]:
     """Returns which slots a read attends to: none before the first layer has ended."""
     return jnp.asarray([layer > 0])
 
-  def kept(self, sources: Sources, out: Array, stream: Array, ends_first: bool | Array) -> Sources:
+  def kept(
+    self, sources: Sources, out: Stream, stream: Stream, ends_first: Bool[Array, ""] | bool
+  ) -> Sources:
     """Returns the sources after a site: the output, if the site ends the first layer."""
     return Sources(recent=(jnp.where(ends_first, out, sources.recent[0]),))
 

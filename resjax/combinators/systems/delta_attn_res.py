@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Float
 
 from resjax.base import Array, aligned
 from resjax.combinators.base import OUTPUT, Layer, SourceWeights, Stream, TokenContext, Views
@@ -99,8 +100,8 @@ class DeltaReader(DepthReader):
 
 
 @recomputed
-def gate_of(x: Array, weight: Array, bias: Array) -> Array:
-  """Returns σ(x W + b) [..., D]."""
+def gate_of(x: Stream, weight: Float[Array, "D G"], bias: Float[Array, " G"]) -> Stream:
+  """Returns σ(x W + b), with G = D channels or one for all of them."""
   logits = project("...d,dg->...g", x, weight)
   return jax.nn.sigmoid(logits + aligned(bias, logits))
 

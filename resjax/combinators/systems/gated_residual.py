@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Float
 
 from resjax.base import Array
 from resjax.combinators.base import OUTPUT, Combinator, Layer, Stream, Streams, TokenContext, Views
@@ -101,7 +102,6 @@ class GatedResidual(Combinator):
     self.final_up = draw(small, (num_streams, *up), (None, None, "embed_param"))
 
   def init(self, x: Stream, tokens: TokenContext | None = None) -> Streams:
-    """See `Combinator.init`. The state is one array [R, ..., D]."""
     return jnp.broadcast_to(x, (self.num_streams, *x.shape))
 
   def read(self, state: Streams, layer: Layer, site: str) -> tuple[Views, Any]:
@@ -124,7 +124,7 @@ class GatedResidual(Combinator):
     parameters = (self.final_gain, self.final_down, self.final_up)
     return self._gated_read(state, *(p[...] for p in parameters))[0]
 
-  def from_norms(self, gains: Mapping[str, Array]) -> dict[str, Array]:
+  def from_norms(self, gains: Mapping[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:
     plain = jnp.ones((self.num_layers, self.d_model))
     sites = jnp.stack([gains.get(site, plain) for site in self.sites], axis=1)
     found = {"gain": sites[:, :, None], "final_gain": gains[OUTPUT][None]}

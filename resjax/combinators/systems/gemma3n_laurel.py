@@ -9,7 +9,7 @@ from flax import nnx
 from resjax.base import Array, aligned, wide_dtype
 from resjax.combinators.base import Layer, Stream, Views
 from resjax.combinators.checks import check_option
-from resjax.combinators.numerics import recomputed, rms_normalized
+from resjax.combinators.numerics import Number, recomputed, rms_normalized
 from resjax.combinators.systems.laurel import low_rank
 from resjax.combinators.systems.standard import Standard
 
@@ -76,7 +76,7 @@ class Gemma3nLaurel(Standard):
 
 
 @recomputed
-def _halved(x: Array, out: Array, normed: Array, mapped: Array, scale: Array, eps: float) -> Array:
+def _halved(x: Array, out: Array, normed: Array, mapped: Array, scale: Array, eps: Number) -> Array:
   """Returns (x + o + x̂ + γ ⊙ RMS(m)) / √2 in the dtype of x, computed in float32 or wider."""
   wide = wide_dtype(x)
   added = aligned(scale, x) * rms_normalized(mapped, eps)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Float
 
 from resjax.base import Array, PyTree, wide_dtype
 from resjax.combinators.base import Layer, Stream, TokenContext, Views
@@ -172,7 +173,7 @@ def _weighted_latest(sources: Sources, weights: Array) -> Array:
   return mixed.astype(newest.dtype)
 
 
-def low_rank(x: Array, down: Array, up: Array) -> Array:
+def low_rank(x: Stream, down: Float[Array, "D r"], up: Float[Array, "r D"]) -> Stream:
   """Returns x A B in the dtype of x; sums are in float32 or wider."""
   wide = wide_dtype(x)
   product = functools.partial(jnp.matmul, preferred_element_type=wide)

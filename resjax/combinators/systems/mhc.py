@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from resjax.base import Array
 from resjax.combinators.checks import check_option
@@ -19,7 +20,7 @@ class SinkhornGates(Gates):
 
   iterations: int = 20
 
-  def mix(self, logits: Array) -> Array:
+  def mix(self, logits: Float[Array, "M ..."]) -> Float[Array, "R R ..."]:
     square = logits.reshape(self.num_streams, self.num_streams, *logits.shape[1:])
     if self.read_eps:
       return _sinkhorn_with_eps(self.iterations, self.read_eps, square)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from resjax.base import Array
 from resjax.base.sharding import reshape_front
@@ -18,7 +19,7 @@ from resjax.combinators.dynamic_streams import DynamicStreams, Gates
 class PermutationGates(Gates):
   """M = Σ_k softmax_k(z_res) P_k over all permutation matrices [R, R], of which P_0 is I."""
 
-  def mix(self, logits: Array) -> Array:
+  def mix(self, logits: Float[Array, "M ..."]) -> Float[Array, "R R ..."]:
     shares = jax.nn.softmax(logits, axis=0)
     return _permuted(self.num_streams, shares[None])[0]
 
