@@ -283,6 +283,23 @@ def _on_each_device(
   return partial(_once_differentiable, what, sharded)
 
 
+def with_reverse(forward: Callable, backward: Callable) -> Callable:
+  """Returns a function of options and operands whose derivative is a pass of its own.
+
+  Args:
+    forward: forward(options, operands) returns the results, and what the reverse pass needs.
+    backward: backward(options, what it needs, cotangents of the results) returns the cotangents of
+      the operands, as a tuple of one.
+  """
+
+  @partial(jax.custom_vjp, nondiff_argnums=(0,))
+  def run(options: Options, operands: PyTree) -> PyTree:
+    return forward(options, operands)[0]
+
+  run.defvjp(forward, backward)
+  return run
+
+
 def _token_axes(layout: Layout) -> tuple[str, ...]:
   assert layout.rules is not None  # there is a mesh
   return (*layout.rules.batch, *layout.rules.tokens)

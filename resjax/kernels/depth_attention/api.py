@@ -1,10 +1,8 @@
 """A direct read: softmax attention of one query over all depth sources."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-import jax
 from jaxtyping import Bool, Float
 
 from resjax.base import Array, PyTree
@@ -18,6 +16,7 @@ from resjax.kernels.depth_attention.operands import (
 )
 from resjax.kernels.depth_attention.operation import DIRECT
 from resjax.kernels.depth_attention.sources import Sources
+from resjax.kernels.operation import with_reverse
 
 
 def depth_attention(
@@ -109,12 +108,6 @@ def depth_attention(
   return out, Sources(recent, bank, sources.num_valid)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _read(read: Read, operands: Operands) -> tuple[Array, PyTree]:
-  """Returns the output, and with threaded sources also bank and recent sources."""
-  return _read_forward(read, operands)[0]
-
-
 def _read_forward(read: Read, operands: Operands) -> tuple[PyTree, tuple[Operands, Stats]]:
   out, running, stats = DIRECT.forward(read, operands)
   recent = (*operands.recent[:-1], running) if read.adds else operands.recent
@@ -134,7 +127,7 @@ def _read_backward(
   return (Operands(d.bank, d.recent, None, d_query, d_addend, d_scale),)
 
 
-_read.defvjp(_read_forward, _read_backward)
+_read = with_reverse(_read_forward, _read_backward)
 
 
 def _check(

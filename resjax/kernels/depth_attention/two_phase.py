@@ -7,7 +7,6 @@ of the depth block. Together they give what `depth_attention` gives over all the
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +27,7 @@ from resjax.kernels.depth_attention.operands import (
 )
 from resjax.kernels.depth_attention.operation import BLOCK, MERGE
 from resjax.kernels.depth_attention.sources import Sources
+from resjax.kernels.operation import with_reverse
 
 
 class BlockRead(NamedTuple):
@@ -270,12 +270,6 @@ def _options(eps: float, adds: bool, threaded: bool, layout: Layout | None, inte
   return Read(1, eps, adds, threaded, eps, layout=layout, interpret=interpret)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _block(read: Read, operands: Operands) -> tuple[BlockRead, PyTree]:
-  """Returns a `BlockRead`, and with threaded sources also bank and recent sources."""
-  return _block_forward(read, operands)[0]
-
-
 def _block_forward(read: Read, operands: Operands) -> tuple[PyTree, tuple[Operands, Stats]]:
   out, stats = BLOCK.forward(read, operands)
   threaded = (operands.bank, operands.recent) if read.threaded else None
@@ -291,13 +285,7 @@ def _block_backward(
   return (Operands(d.bank, d.recent, None, cotangent(d.query, operands.query), None, None),)
 
 
-_block.defvjp(_block_forward, _block_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _merge(read: Read, operands: MergeOperands) -> tuple[Array, Array, Array, Array]:
-  """Returns the output, the running sum, and out and lse of phase 1."""
-  return _merge_forward(read, operands)[0]
+_block = with_reverse(_block_forward, _block_backward)
 
 
 def _merge_forward(
@@ -322,7 +310,7 @@ def _merge_backward(
   return (MergeOperands(d.out, d.lse, d.running, None, d_query, d_addend, d_scale),)
 
 
-_merge.defvjp(_merge_forward, _merge_backward)
+_merge = with_reverse(_merge_forward, _merge_backward)
 
 
 def _check_merge(reads: BlockRead, slot: Array | int, running: Array, addend: Array | None) -> None:

@@ -1,9 +1,7 @@
 """A read of residual streams through gates of low rank."""
 
-from functools import partial
 from typing import Any
 
-import jax
 from jaxtyping import Float
 
 from resjax.base import Array
@@ -11,6 +9,7 @@ from resjax.base.sharding import Layout
 from resjax.kernels.gated_streams import reference
 from resjax.kernels.gated_streams.operands import Operands, Read
 from resjax.kernels.gated_streams.operation import READ
+from resjax.kernels.operation import with_reverse
 
 _Results = tuple[Array, Array | None, Array | None]
 
@@ -72,11 +71,6 @@ def _written_to(operands: Operands) -> Array | None:
   return None if operands.inject is None else operands.streams
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _read(read: Read, operands: Operands) -> _Results:
-  return _read_forward(read, operands)[0]
-
-
 def _read_forward(read: Read, operands: Operands) -> tuple[_Results, tuple[Operands, Array]]:
   x, logits, squeezed = READ.forward(read, operands)
   return (x, logits, _written_to(operands)), (operands, squeezed)
@@ -89,7 +83,7 @@ def _read_backward(
   return (READ.backward(read, operands, squeezed, *cotangents),)
 
 
-_read.defvjp(_read_forward, _read_backward)
+_read = with_reverse(_read_forward, _read_backward)
 
 
 def _check(operands: Operands) -> None:

@@ -1,13 +1,12 @@
 """A read of residual streams, which also applies the write before it."""
 
-from functools import partial
 from typing import Any
 
-import jax
 from jaxtyping import Float
 
 from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
+from resjax.kernels.operation import with_reverse
 from resjax.kernels.streams import operation
 from resjax.kernels.streams.operands import Coefficients, Operands, Pending, Read, Stats
 
@@ -71,11 +70,6 @@ def stream_read(
   return _read(operation.choose(read, operands, implementation), operands)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _read(read: Read, operands: Operands) -> tuple[Array, Array, Array]:
-  return _read_forward(read, operands)[0]
-
-
 def _read_forward(
   read: Read, operands: Operands
 ) -> tuple[tuple[Array, Array, Array], tuple[Operands, Stats]]:
@@ -89,7 +83,7 @@ def _read_backward(
   return (operation.backward(read, *residuals, *cotangents),)
 
 
-_read.defvjp(_read_forward, _read_backward)
+_read = with_reverse(_read_forward, _read_backward)
 
 
 def _check(operands: Operands, site: int) -> None:
