@@ -1,6 +1,7 @@
 """Systems and a decoder, traced: their arrays have the axes that annotations say."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -23,17 +24,17 @@ TOKENS = jax.ShapeDtypeStruct((B, T), jnp.int32)
 
 @pytest.mark.parametrize("name", combinators.names(shipped=True))
 def test_a_system(name):
-  c = combinators.build(name, num_layers=3, d_model=D, rngs=nnx.Rngs(0), scaled_init=True)
-
   def run(x):
+    blocks = {"layers_per_block": 2} if "layers_per_block" in combinators.options(name) else {}
+    sizes = {"num_layers": 2, "d_model": D, "rngs": nnx.Rngs(0)}
+    c = combinators.build(name, scaled_init=True, **sizes, **blocks)
     state = c.init(x)
-    for layer in range(c.num_layers):
-      for site in c.sites:
-        views, tape = c.read(state, layer, site)
-        c.depth_weights(state, layer, site)
-        c.stream_factor(layer, site, views)
-        state = c.write(state, layer, site, views["x"], normed=views, tape=tape)
-        c.final_after(state, layer, site)
+    for layer, site in itertools.product(range(c.num_layers), c.sites):
+      views, tape = c.read(state, layer, site)
+      c.depth_weights(state, layer, site)
+      c.stream_factor(layer, site, views)
+      state = c.write(state, layer, site, views["x"], normed=views, tape=tape)
+      c.final_after(state, layer, site)
     c.depth_weights(state, c.num_layers, OUTPUT)
     return c.final(state)
 
@@ -42,25 +43,22 @@ def test_a_system(name):
 
 @pytest.mark.parametrize("name", ["standard", "block_attn_res"])
 def test_a_decoder(name):
-  decoder = Decoder(decoders.config(residual=name), rngs=nnx.Rngs(0))
-
   def run(tokens):
+    decoder = Decoder(decoders.config(residual=name, depth="loop"), rngs=nnx.Rngs(0))
     batch = {"targets": tokens, "segment_ids": tokens, "bytes": tokens[:, 0]}
     found = decoder.probe(lambda visits, seen: [visit.closed() for visit in visits], None, tokens)
-    prompt = functools.partial(generate, decoder, tokens, key=jax.random.key(0))
-    sampled = prompt(2, temperature=0.0), prompt(2, top_k=2, top_p=0.5, lengths=tokens[:, 0])
-    hidden = decoder(tokens, tokens, tokens)
-    return loss_sums(decoder, hidden, batch, 4), found.output, sampled
+    sample = {"key": jax.random.key(0), "lengths": tokens[:, 0], "top_k": 2, "top_p": 0.5}
+    rows = generate(decoder, tokens, 2, **sample)
+    return loss_sums(decoder, decoder(tokens, tokens, tokens), batch, 4), found.output, rows
 
-  sums, output, sampled = jax.eval_shape(run, TOKENS)
-  assert sums.nats.shape == () and output.shape[:2] == (B, T)
-  assert {rows.shape for rows in sampled} == {(B, T + 2)}
+  sums, output, rows = jax.eval_shape(run, TOKENS)
+  assert sums.nats.shape == () and output.shape[:2] == (B, T) and rows.shape == (B, T + 2)
 
 
 def test_a_loss():
   checked = functools.partial(jaxtyped(cross_entropy, typechecker=typed), chunk_size=4)
   arrays = jnp.zeros((B, T, D)), jnp.zeros((5, D)), jnp.zeros((B, T), int), jnp.ones((B, T))
-  assert checked(*arrays).nats.shape == ()
+  assert jax.eval_shape(checked, *arrays).nats.shape == ()
   for at, wrong in ((0, jnp.zeros((B, T + 1, D))), (2, jnp.zeros((B, T))), (3, jnp.ones(T))):
     with pytest.raises(TypeCheckError):
       checked(*arrays[:at], wrong, *arrays[at + 1 :])
