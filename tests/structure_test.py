@@ -10,10 +10,10 @@ MOST = {
   "empty doors": 0,
   "imports from one operation into another": 0,
   "settings of a config": 162,
-  "lines of the wheel": 63_800,
+  "lines of the wheel": 64_000,
   "files of a forward pass": 16,
-  "lines of a forward pass": 3300,
-  "modules loaded for the one system": 15,
+  "lines of a forward pass": 3290,
+  "modules loaded for the one system": 14,
   "modules loaded for the decoder": 45,
 }
 
