@@ -4,8 +4,9 @@
   python -m docs.recompute --check  # exits with 1 if one differs
 
 On a page a number stands between `<!--SOURCE.NAME-->` and `<!--/-->`, where SOURCE is a key of
-`SOURCES` and NAME one of what its function returns. A mark does not begin a line, which would make
-HTML of the whole line, unless it stands alone there, above a table.
+`SOURCES` and NAME one of what its function returns, or SOURCE is a file of docs/findings and NAME
+what docs/findings/statements.py says. A mark does not begin a line, which would make HTML of the
+whole line, unless it stands alone there, above a table; behind a backtick it is none.
 """
 
 import pathlib
@@ -14,21 +15,21 @@ import sys
 from collections.abc import Callable, Mapping
 
 from docs.comparisons import coverage
-from docs.findings import one_parent
+from docs.findings import depth_retrieval, one_parent, statements
 
 DOCS = pathlib.Path(__file__).parent
 SOURCES: Mapping[str, Callable[[], Mapping[str, str]]] = {
   "coverage": coverage.numbers,
+  "depth_retrieval": depth_retrieval.numbers,
   "one_parent": one_parent.numbers,
 }
-_MARKED = re.compile(r"(<!--(\w+)\.([\w.-]+)-->)(.*?)(<!--/-->)", re.DOTALL)
+_MARKED = re.compile(r"(?<!`)(<!--(\w+)\.(\S+?)-->)(.*?)(<!--/-->)", re.DOTALL)
 
 
 def numbers() -> dict[str, str]:
   """Returns all numbers by their names."""
-  return {
-    f"{source}.{name}": text for source, made in SOURCES.items() for name, text in made().items()
-  }
+  found = {source: made() for source, made in SOURCES.items()} | statements.numbers()
+  return {f"{source}.{name}": text for source, made in found.items() for name, text in made.items()}
 
 
 def filled(page: str, known: Mapping[str, str]) -> str:
@@ -37,7 +38,7 @@ def filled(page: str, known: Mapping[str, str]) -> str:
   Raises:
     ValueError: it marks a number that no source gives, or a mark begins a line of text.
   """
-  if wrong := re.search(r"^<!--[\w.-]+-->(?!\n).*", page, re.MULTILINE):
+  if wrong := re.search(r"^<!--\S+?-->(?!\n).*", page, re.MULTILINE):
     raise ValueError(f"{wrong[0]!r} begins with a mark, which makes HTML of the line; move a word")
 
   def one(found: re.Match[str]) -> str:
@@ -55,7 +56,10 @@ def main(*arguments: str) -> int:
   known, status = numbers(), 0
   for path in sorted(DOCS.rglob("*.md")):
     page = path.read_text()
-    wanted = filled(page, known)
+    try:
+      wanted = filled(page, known)
+    except ValueError as error:
+      raise ValueError(f"{path}: {error}") from None
     if wanted == page:
       continue
     lines = zip(page.splitlines(), wanted.splitlines(), strict=False)

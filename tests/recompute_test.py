@@ -1,8 +1,13 @@
 """Numbers of pages are those of committed JSON."""
 
+import re
+
 import pytest
+from scipy import stats
 
 from docs import recompute
+from docs.findings import one_parent, statements
+from resjax.study.sweeps import comparison, plan
 
 PAGE = "The arm is <!--a.mean-->0.1<!--/--> above.\n\n<!--a.table-->\nold\n<!--/-->\n"
 
@@ -30,3 +35,33 @@ def test_unknown_names_and_marks_that_begin_a_line_are_refused():
     recompute.filled("is <!--a.gain-->1<!--/-->", {"a.mean": "1"})
   with pytest.raises(ValueError, match="begins with a mark"):
     recompute.filled("<!--a.mean-->1<!--/--> is", {"a.mean": "1"})
+
+
+def test_every_statement_says_verdict_place_data_and_command():
+  page = (recompute.DOCS / "findings.md").read_text()
+  sections = re.split(r"^##+ ", page, flags=re.MULTILINE)
+  statements = [text for text in sections if re.match(r"C\d", text)]
+  assert len(statements) >= 4
+  for text in statements:
+    fields = re.findall(r"^- \*\*(\w+)\*\*: \S", text, re.MULTILINE)
+    assert fields == ["Verdict", "Where", "Data", "Command"], text.splitlines()[0]
+
+
+def test_a_statement_has_the_figures_of_its_values():
+  """Against scipy, with two contrasts as one family."""
+  values = {"a": [1.0, 2.0, 4.0], "b": [0.5, 0.5, 1.5], "c": [3.0, 2.5, 2.0]}
+  by_text = {arm: dict(zip("xyz", found, strict=True)) for arm, found in values.items()}
+  made = statements.Statement(by_text, "here", "resjax x", (("a", "b"), ("c", "b")), " %").numbers()
+  assert made["where"] == "here" and made["command"] == "`resjax x`"
+  low, high = stats.ttest_1samp(values["a"], 0).confidence_interval()
+  assert made["a"] == f"2.3 % (\N{MINUS SIGN}{-low:.1f} to {high:.1f}), n = 3"
+  p = [stats.ttest_rel(values[arm], values["b"]).pvalue for arm in "ac"]
+  low, high = stats.ttest_rel(values["a"], values["b"]).confidence_interval()
+  wanted = f"+1.5 (\N{MINUS SIGN}{-low:.1f} to +{high:.1f}), n = 3, p = {2 * p[1]:#.2g}"
+  assert made["a-b"] == wanted and p[1] < p[0] < 2 * p[1]  # Holm
+
+
+def test_the_stored_comparison_is_that_of_its_plan_and_runs():
+  folder = one_parent.FOLDER
+  found = comparison.make(plan.read(folder), one_parent.runs_of(folder))
+  assert comparison.read(folder / "results.json") == found

@@ -70,7 +70,7 @@ def numbers(folder: pathlib.Path = FOLDER) -> dict[str, str]:
     "margin": f"{token.margin:.4f}",
     "token_share": f"1/{share}",
     "cuts": heterogeneity(cuts),
-    "best": best[0].contrast.reference,
+    "best": f"`{best[0].contrast.reference}`",
     **{f"best.{one.contrast.arm}": words.difference(one) for one in best},
     "best.p": words.p_value(max(one.holm or 0 for one in best)),
   }

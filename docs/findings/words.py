@@ -1,9 +1,8 @@
 """Figures as docs/findings.md writes them: with as many digits as their interval leaves."""
 
-import math
 from collections.abc import Sequence
 
-from resjax.study.statistics import Difference, student
+from resjax.study.statistics import Difference, decimals, student
 
 
 def mean(values: Sequence[float], unit: str = "") -> str:
@@ -28,15 +27,14 @@ def difference(found: Difference) -> str:
 
 def interval(mean: float, low: float, high: float, *, sign: str = "", unit: str = "") -> str:
   """Returns an estimate with its interval, to two digits of half its width."""
-  half = (high - low) / 2
-  digits = max(0, 1 - math.floor(math.log10(half))) if half > 0 else 4
-  shown = [_signed(f"{value:{sign}.{digits}f}") for value in (mean, low, high)]
+  form = f"{sign}.{decimals(low, high)}f"
+  shown = [_signed(format(value, form)) for value in (mean, low, high)]
   return f"{shown[0]}{unit} ({shown[1]} to {shown[2]})"
 
 
 def p_value(p: float) -> str:
   """Returns a p value in words."""
-  return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+  return "p < 0.001" if p < 0.001 else f"p = {p:#.2g}"
 
 
 def _signed(number: str) -> str:

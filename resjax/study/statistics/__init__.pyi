@@ -6,6 +6,7 @@ from .contrasts import Difference as Difference
 from .contrasts import against_best as against_best
 from .contrasts import compare as compare
 from .intervals import Student as Student
+from .intervals import decimals as decimals
 from .intervals import mean_interval as mean_interval
 from .intervals import student as student
 from .intervals import t_quantile as t_quantile

@@ -1,6 +1,7 @@
 """Student's t of means."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -64,6 +65,18 @@ def student(values: ArrayLike) -> Student:
   n = x.shape[-1]
   deviation = x.std(axis=-1, ddof=1)
   return Student(x.mean(axis=-1), deviation, deviation / n**0.5, n - 1)
+
+
+def decimals(low: float, high: float, least: int = 0) -> int:
+  """Returns how many decimals show half the width of an interval with two digits.
+
+  Args:
+    low: the lower end.
+    high: the upper end.
+    least: the number that is given at least, and for an interval without width.
+  """
+  half = (high - low) / 2
+  return max(least, 1 - math.floor(math.log10(half))) if half > 0 else least
 
 
 def t_quantile(freedom: int, level: float = 0.95) -> float:

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from resjax.base import terminal
-from resjax.study.statistics import Difference
+from resjax.study.statistics import Difference, decimals
 from resjax.study.sweeps.comparison import UNDECIDED, Arm, Comparison, Row
 from resjax.study.sweeps.plan import Plan
+
+_DECIMALS = 4
 
 
 def show_plan(
@@ -84,7 +86,10 @@ def _block(title: str, rows: Sequence[Row], comparison: Comparison, console: Con
       shown += f" - {row.contrast.reference}"
     table.add_row(shown, *_reached(comparison.arms[row.contrast.arm]), *_found(row))
   console.print(table)
-  for name, words in (("rule", rule(rows)), ("smallest difference", _seen(rows))):
+  for name, words in (
+    ("rule", rule(rows)),
+    ("smallest difference seen 80 of 100 times", _seen(rows)),
+  ):
     if words:
       terminal.say(console, f"{name}: {words}")
 
@@ -110,7 +115,7 @@ def _seen(rows: Sequence[Row]) -> str:
     return ""
   ends = known if len(known) == 1 else (known[0], known[-1])
   shown = (f"{_effects(row.detectable)} for {row.contrast.arm}" for row in ends if row.detectable)
-  return f"could have been seen 80 of 100 times: {' to '.join(shown)}"
+  return " to ".join(shown)
 
 
 def _costs(comparison: Comparison, console: Console) -> None:
@@ -136,7 +141,7 @@ def _found(row: Row) -> list[str]:
   d = row.difference
   if d is None:
     return ["", "", "", row.verdict]
-  return [f"{d.mean:+.4f}", _interval(d), _p_value(d), _verdict(row)]
+  return [_number(d, d.mean), _interval(d), _p_value(d), _verdict(row)]
 
 
 def in_words(row: Row, metric: str) -> str:
@@ -147,7 +152,9 @@ def in_words(row: Row, metric: str) -> str:
   interval, p = _interval(d), _p_value(d)
   sure = f" (95%: {interval})" if interval else ""
   tested = f", p {p if p.startswith('<') else f'= {p}'}" if p else ""
-  said = f"{_verdict(row)}, {d.mean:+.4f} in {metric}{sure}{tested}, {len(d.seeds)}\u00a0seeds"
+  said = (
+    f"{_verdict(row)}, {_number(d, d.mean)} in {metric}{sure}{tested}, {len(d.seeds)}\u00a0seeds"
+  )
   if row.verdict != UNDECIDED or row.detectable is None:
     return said
   return f"{said}; a difference of {_effects(row.detectable)} is seen 80 of 100 times"
@@ -160,8 +167,13 @@ def _verdict(row: Row) -> str:
 def _interval(difference: Difference) -> str:
   if difference.interval is None:
     return ""
-  low, high = difference.interval
-  return f"{low:+.4f}..{high:+.4f}"
+  return "..".join(_number(difference, end) for end in difference.interval)
+
+
+def _number(difference: Difference, value: float) -> str:
+  """Returns a number with as many decimals as the interval leaves, four or more."""
+  digits = decimals(*(difference.interval or (0.0, 0.0)), least=_DECIMALS)
+  return f"{value:+.{digits}f}"
 
 
 def _p_value(difference: Difference) -> str:

@@ -154,7 +154,7 @@ def test_tables_fit_a_narrow_terminal():
   assert text.count("rule: paired t of each contrast alone, ν = seeds − 1 = 2; p Holm over 1;") == 1
   assert text.count("rule: paired t of each contrast alone, ν = seeds − 1 = 2; p Holm over 2;") == 1
   low, high = sorted(row.detectable[0] for row in found.afterwards)
-  assert f"could have been seen 80 of 100 times: {low:.3g} (" in text and f"to {high:.3g} (" in text
+  assert f"difference seen 80 of 100 times: {low:.3g} (" in text and f"to {high:.3g} (" in text
   assert all(len(line) <= 80 for line in lines if not line.startswith(("rule", "small"))), lines
 
 
