@@ -7,7 +7,7 @@ from scipy import stats
 
 from docs import recompute
 from docs.findings import one_parent, statements
-from resjax.study.sweeps import comparison, plan
+from resjax.study.sweeps import comparison, plan, table
 
 PAGE = "The arm is <!--a.mean-->0.1<!--/--> above.\n\n<!--a.table-->\nold\n<!--/-->\n"
 
@@ -63,5 +63,5 @@ def test_a_statement_has_the_figures_of_its_values():
 
 def test_the_stored_comparison_is_that_of_its_plan_and_runs():
   folder = one_parent.FOLDER
-  found = comparison.make(plan.read(folder), one_parent.runs_of(folder))
-  assert comparison.read(folder / "results.json") == found
+  stored = table.read(folder)
+  assert stored.comparison == comparison.make(plan.read(folder), stored.runs)

@@ -6,7 +6,6 @@ SWEEP holds plan.json and results.json of `resjax sweep`, and ANALYSIS a folder 
 that of `resjax analyze`, whose models are the seeds of the arm in their order; it gives C6.
 """
 
-import dataclasses
 import pathlib
 import sys
 from collections.abc import Mapping
@@ -15,19 +14,13 @@ import numpy as np
 from scipy import stats
 
 from docs.findings import words
-from resjax.base import typed_json
 from resjax.study.analysis.report import results
 from resjax.study.statistics import Contrast, against_best, compare
-from resjax.study.sweeps import Result, comparison, plan
+from resjax.study.sweeps import Result, comparison, plan, table
 
 FOLDER = pathlib.Path(__file__).with_suffix("")
 CHOOSING = (1, 2)  # the seeds that choose the best cut
 Values = dict[str, dict[int, float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _File:
-  runs: list[Result]
 
 
 def main(sweep: str, analysis: str = "") -> None:
@@ -36,7 +29,7 @@ def main(sweep: str, analysis: str = "") -> None:
     print(f"{name}: {text}")
   if not analysis:
     return
-  values = by_arm(runs_of(pathlib.Path(sweep)))
+  values = by_arm(table.read(pathlib.Path(sweep)).runs)
   gaps = {arm: last_gaps(pathlib.Path(analysis, arm), values[arm]) for arm in values}
   others = [Contrast(arm, "unchanged") for arm in values if arm != "unchanged"]
   for found in compare(gaps, others):
@@ -49,7 +42,7 @@ def numbers(folder: pathlib.Path = FOLDER) -> dict[str, str]:
 
   An arm stands for its difference from `unchanged`, `best.ARM` for that from the best cut.
   """
-  runs = runs_of(folder)
+  runs = table.read(folder).runs
   planned = plan.read(folder)
   assert planned is not None
   shown = comparison.make(planned, runs)
@@ -74,11 +67,6 @@ def numbers(folder: pathlib.Path = FOLDER) -> dict[str, str]:
     **{f"best.{one.contrast.arm}": words.difference(one) for one in best},
     "best.p": words.p_value(max(one.holm or 0 for one in best)),
   }
-
-
-def runs_of(folder: pathlib.Path) -> list[Result]:
-  """Returns the runs of a sweep."""
-  return typed_json.read(folder / "results.json", _File).runs
 
 
 def by_arm(runs: list[Result]) -> Values:

@@ -4,14 +4,12 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
-from resjax.base import Location, typed_json
 from resjax.study.statistics import Contrast, Difference, compare, detectable
 from resjax.study.sweeps.plan import Plan, exploratory
 from resjax.study.sweeps.results import DIVERGED, DONE, Result
 
 BETTER, WORSE, EQUAL, UNDECIDED = "better", "worse", "equal", "undecided"
 _ERROR = 0.05  # the rate of false findings
-_MORE_SEEDS = (5, 10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,23 +100,6 @@ class Comparison:
   tuned: dict[str, dict[str, float]]
 
 
-@dataclasses.dataclass(frozen=True)
-class _File:
-  """The part of `results.json` that holds a comparison."""
-
-  comparison: Comparison
-
-
-def read(path: Location) -> Comparison:
-  """Returns the comparison that a `results.json` holds.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it holds none, or something else.
-  """
-  return typed_json.read(path, _File).comparison
-
-
 def make(plan: Plan, results: Sequence[Result], *, alone: bool = False) -> Comparison:
   """Compares the arms of a sweep by its results.
 
@@ -154,8 +135,7 @@ def expected(plan: Plan, spread: float) -> dict[int, tuple[float, float]]:
     plan: the plan, with two seeds at least.
     spread: the standard deviation of the metric over seeds.
   """
-  planned = len(plan.seeds)
-  counts = [planned, *(n for n in _MORE_SEEDS if n > planned)]
+  counts = sorted({len(plan.seeds), *(n for n in (5, 10) if n > len(plan.seeds))})
   return {n: _detectable(2**0.5 * spread, n, len(plan.questions.contrasts)) for n in counts}
 
 
@@ -187,10 +167,9 @@ class _Sides:
   def rows(self, contrasts: Sequence[Contrast]) -> tuple[Row, ...]:
     """Returns the rows of contrasts that are tested together."""
     margins = {c: self._margin(c) for c in contrasts if self._is_ranked(c)}
-    found: dict[Contrast, Difference] = {}
-    if margins:
-      found = {d.contrast: d for d in compare(self._values, list(margins), margins)}
-    return tuple(self._row(c, margins.get(c), found.get(c), len(margins)) for c in contrasts)
+    found = {d.contrast: d for d in compare(self._values, list(margins), margins)}
+    tested = sum(d.p is not None for d in found.values())
+    return tuple(self._row(c, margins.get(c), found.get(c), tested) for c in contrasts)
 
   def _is_ranked(self, contrast: Contrast) -> bool:
     paired = self._values[contrast.arm].keys() & self._values[contrast.reference].keys()

@@ -9,8 +9,6 @@ from resjax.study.statistics import Difference, decimals
 from resjax.study.sweeps.comparison import UNDECIDED, Arm, Comparison, Row
 from resjax.study.sweeps.plan import Plan
 
-_DECIMALS = 4
-
 
 def show_plan(
   plan: Plan, effects: Mapping[int, tuple[float, float]] | None, console: Console
@@ -86,36 +84,26 @@ def _block(title: str, rows: Sequence[Row], comparison: Comparison, console: Con
       shown += f" - {row.contrast.reference}"
     table.add_row(shown, *_reached(comparison.arms[row.contrast.arm]), *_found(row))
   console.print(table)
-  for name, words in (
-    ("rule", rule(rows)),
-    ("smallest difference seen 80 of 100 times", _seen(rows)),
-  ):
-    if words:
-      terminal.say(console, f"{name}: {words}")
+  if words := rule(rows):
+    terminal.say(console, f"rule: {words}")
 
 
 def rule(rows: Sequence[Row]) -> str:
-  """Returns in a line how contrasts that were tested together got their intervals and p values."""
-  found = [row.difference for row in rows if row.difference]
-  freedoms = sorted({one.freedom for one in found if one.interval})
-  if not freedoms:
+  """Returns how contrasts that were tested together got intervals, and what they could show."""
+  found = [(row.detectable, row.contrast.arm, row.difference) for row in rows if row.detectable]
+  if not found:
     return ""
-  shown = str(freedoms[0]) if len(freedoms) == 1 else f"{freedoms[0]} to {freedoms[-1]}"
+  freedoms = sorted({one.freedom for *_, one in found if one})
+  seen = [f"{_effects(effects)} for {arm}" for effects, arm, _ in sorted(found, key=lambda f: f[0])]
   return (
-    f"paired t of each contrast alone, ν = seeds − 1 = {shown}; p Holm over "
-    f"{len(found)}; assumed: independent seeds, differences "
-    "about normal; not assumed: equal or independent noise of arms"
+    f"paired t of each contrast alone, ν = seeds − 1 = {_range(freedoms)}; p Holm over "
+    f"{len(found)}; assumed: independent seeds, differences about normal; not assumed: equal or "
+    f"independent noise of arms; smallest difference seen 80 of 100 times: {_range(seen)}"
   )
 
 
-def _seen(rows: Sequence[Row]) -> str:
-  """Returns the smallest difference that the finest and the coarsest contrast could have shown."""
-  known = sorted((row for row in rows if row.detectable), key=lambda row: row.detectable or ())
-  if not known:
-    return ""
-  ends = known if len(known) == 1 else (known[0], known[-1])
-  shown = (f"{_effects(row.detectable)} for {row.contrast.arm}" for row in ends if row.detectable)
-  return " to ".join(shown)
+def _range(found: Sequence[object]) -> str:
+  return " to ".join(map(str, dict.fromkeys((found[0], found[-1]))))
 
 
 def _costs(comparison: Comparison, console: Console) -> None:
@@ -172,7 +160,7 @@ def _interval(difference: Difference) -> str:
 
 def _number(difference: Difference, value: float) -> str:
   """Returns a number with as many decimals as the interval leaves, four or more."""
-  digits = decimals(*(difference.interval or (0.0, 0.0)), least=_DECIMALS)
+  digits = decimals(*(difference.interval or (0.0, 0.0)), least=4)
   return f"{value:+.{digits}f}"
 
 

@@ -1,24 +1,18 @@
 """One page of HTML about a sweep: its verdicts, its plots, and its runs."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from resjax.base import Location, terminal, typed_json
+from resjax.base import Location, terminal
 from resjax.study.analysis.report import parts
 from resjax.study.analysis.report.parts import Drawn
 from resjax.study.sweeps import comparison_plots, comparison_table, results, table
 from resjax.study.sweeps.comparison import UNDECIDED, Comparison, Row
 from resjax.study.sweeps.results import Result
+from resjax.study.sweeps.table import Stored
 
 _MOST_ANSWERS = 4  # contrasts on the first screen of a telephone
 _HEADINGS = ("run", "bits per byte", "loss", "parameters", "tokens/s", "step", "status")
-
-
-@dataclasses.dataclass(frozen=True)
-class _File:
-  runs: list[Result]
-  comparison: Comparison | None = None
 
 
 def page(folder: Location) -> str:
@@ -28,10 +22,7 @@ def page(folder: Location) -> str:
     FileNotFoundError: they were not.
     ValueError: they are damaged.
   """
-  try:
-    found = typed_json.read(folder / table.FILE_NAME, _File)
-  except ValueError as error:
-    raise ValueError(f"{error}; `resjax sweep --collect` writes it anew") from None
+  found = table.read(folder)
   if not found.runs:
     raise ValueError(f"{folder / table.FILE_NAME} holds no runs")
   begun = [run for run in found.runs if run.status != results.NOT_RUN]
@@ -48,7 +39,7 @@ def page(folder: Location) -> str:
   return parts.fill(f"Sweep {folder.name}", lead, sections)
 
 
-def _answers(found: _File, name: str) -> Iterator[str]:
+def _answers(found: Stored, name: str) -> Iterator[str]:
   """Yields a sentence about the finished runs, and one for each of the first contrasts."""
   rows = _rows(found.comparison)
   if not rows:
@@ -100,21 +91,21 @@ def _best(runs: Sequence[Result]) -> str:
   )
 
 
-def _figures(found: _File) -> Iterator[Drawn]:
-  drawn = table.figure(found.runs, None, "")
-  if drawn is not None:
-    caption = "Each arm once: with several seeds a dot is their mean, and a bar its 95 % interval."
-    yield Drawn("sweep", drawn, "Results and costs", caption)
-  if found.comparison is None:
-    return
-  drawn = comparison_plots.differences(found.comparison, "")
-  if drawn is not None:
-    caption = "Paired differences with 95 % intervals, each by its own paired t."
-    yield Drawn("differences", drawn, "Differences", caption)
-  drawn = comparison_plots.curves(found.runs, found.comparison.metric, "")
-  if drawn is not None:
-    caption = "Means over seeds with bands of 95 % intervals."
-    yield Drawn("curves", drawn, "Curves", caption)
+def _figures(found: Stored) -> Iterator[Drawn]:
+  runs, shown = found.runs, found.comparison
+  of_runs = table.figure(runs, None, "")
+  differences = comparison_plots.differences(shown, "") if shown else None
+  curves = comparison_plots.curves(runs, shown.metric, "") if shown else None
+  many = "Each arm once: with several seeds a dot is their mean, and a bar its 95 % interval."
+  paired = "Paired differences with 95 % intervals, each by its own paired t."
+  bands = "Means over seeds with bands of 95 % intervals."
+  for name, drawn, title, caption in (
+    ("sweep", of_runs, "Results and costs", many),
+    ("differences", differences, "Differences", paired),
+    ("curves", curves, "Curves", bands),
+  ):
+    if drawn is not None:
+      yield Drawn(name, drawn, title, caption)
 
 
 def _row(run: Result) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
-from resjax.base import Location, locations, terminal
+from resjax.base import Location, locations, terminal, typed_json
 from resjax.combinators import FAMILIES
 from resjax.study.analysis import plots
 from resjax.study.sweeps.comparison import Comparison
@@ -68,6 +68,27 @@ def show_errors(results: Sequence[Result], console: Console) -> None:
   for r in results:
     if r.error is not None:
       terminal.say(console, f"{r.name} failed: {r.error}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+  """What a `results.json` holds: all runs, and what they show if the sweep has seeds."""
+
+  runs: list[Result]
+  comparison: Comparison | None = None
+
+
+def read(folder: Location) -> Stored:
+  """Returns the results that a folder holds.
+
+  Raises:
+    FileNotFoundError: it holds none.
+    ValueError: they are damaged, or of an earlier release.
+  """
+  try:
+    return typed_json.read(folder / FILE_NAME, Stored)
+  except ValueError as error:
+    raise ValueError(f"{error}; `resjax sweep --collect` writes it anew") from None
 
 
 def save(
