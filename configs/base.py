@@ -269,7 +269,7 @@ def train() -> dict:
     # corpora, bits per byte of each are recorded too, and their mean (macro_bits_per_byte).
     "eval_rows": 128,
     # Every so many steps, and at the start and the end, the run measures ranks and probabilities of
-    # the input token and the next one after every layer, which tell where it switches; 0: never.
+    # the input token and the next one after every layer, which tell where it shifts; 0: never.
     "alignment_every": 0,
     "alignment_rows": 16,  # rows of the validation split for that; each costs L output heads
     "sample_tokens": 64,  # tokens of a text that is sampled at the end, up to a row; 0: none

@@ -20,7 +20,7 @@ COMMANDS = {
     "build_dataset": "build the tokenized data of a config",
   },
   "look at trained models": {
-    "analyze": "at which depth a model switches to the next token",
+    "analyze": "at which depth a model turns to the next token",
     "inspect": "tuned lens, parts of a logit, activation patching",
     "intervene": "what is lost when the residual path is cut",
     "evaluate": "perplexities and accuracies on texts and tasks",

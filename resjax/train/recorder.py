@@ -112,11 +112,9 @@ class Recorder:
     )
 
   def alignment(self, step: int, found: Alignment) -> None:
-    """Logs the alignment, and where the model switches from the input token to the next one."""
+    """Logs the alignment, and where the input token is lost and the next one emerges."""
     self._logger.log(step, alignment_record.to_record(found) | self._ledger.record())
-    switch = found.readings["closed"]["all"].switch
-    where = depth_positions.switch_text(found, switch)
-    self._progress.message(f"step {step}  switch to the next token: {where}")
+    self._progress.message(f"step {step}  {depth_positions.answer(found)}")
 
   def account(self, step: int) -> None:
     """Logs where the time went, before a checkpoint, so that a restart can tell repeated steps.

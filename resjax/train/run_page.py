@@ -1,4 +1,4 @@
-"""One page of HTML about a run: its result, curve, switch, sample, time and settings."""
+"""One page of HTML about a run: its result, curve, shift, sample, time and settings."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ def page(folder: Location, base: Mapping[str, Any]) -> str:
   found = alignment_table.alignments(records, str(folder), SPLIT, site)
   lead = parts.answer(str(folder), _reached(record, records))
   if found:
-    lead += parts.answer("Switch to the next token", depth_positions.answer(found[-1]))
+    lead += parts.answer("Input token and next token", depth_positions.answer(found[-1]))
   sections = [
     parts.section("run", "The run", parts.table("The run", ("", ""), _facts(record, records))),
     parts.section("curves", "Curves", parts.figures(_figures(record, records, found))),

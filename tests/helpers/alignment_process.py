@@ -56,8 +56,10 @@ def main() -> None:
   devices = np.array(jax.devices())
   shape = (2, 1, 1, len(devices) // 2)
   layout = Layout(Mesh(devices.reshape(shape), MESH_AXES), layouts.sharding("long_context").rules)
-  print("json", measured(layout, layout.rows(ROWS)).to_json(), sep="|", flush=True)
+  found = measured(layout, layout.rows(ROWS)).to_json()
   processes.shutdown()
+  # The others no longer wait for this process, which may wait until its output is read.
+  print("json", found, sep="|", flush=True)
 
 
 if __name__ == "__main__":

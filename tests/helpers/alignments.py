@@ -10,8 +10,9 @@ from resjax.study.analysis.alignment import (
   Alignment,
   DepthPosition,
   DepthWeights,
+  Estimate,
   Group,
-  Switch,
+  Shift,
 )
 
 SITES = ("attention", "mlp")
@@ -25,7 +26,7 @@ def alignment(
   depth_weights=False,
   seed=0,
 ) -> Alignment:
-  """One with a position after each of some sites; its switch is at 0.6 of the depth."""
+  """One with a position after each of some sites; its next token emerges near 0.75 of the depth."""
   positions = (
     DepthPosition(-1, "embedding"),
     *(DepthPosition(layer, site) for layer in range(num_layers) for site in sites),
@@ -71,13 +72,29 @@ def _group(name: str, num_positions: int, middle: float, rng) -> Group:
   if name == "shuffled":  # no embedding of the drawn token is looked at
     needed = ("cosine_next", "projection_next", "energy_share")
     metrics = {key: value for key, value in metrics.items() if not key.startswith(needed)}
-    switch = Switch(None, None, None, 0.95, 1000, 0.0)
+    shift = shift_at(None, None, num_positions)
   else:
-    at = int(np.argmax(metrics["next_log_rank"] < metrics["input_log_rank"]))
-    switch = Switch(at, max(at - 1, 0), min(at + 1, num_positions - 1), 0.95, 1000, 1.0)
+    read = 0.5 * metrics["next_probability"][-1]
+    lost = int(np.argmax(metrics["input_probability"] < read))
+    shift = shift_at(lost, int(np.argmax(metrics["next_probability"] >= read)), num_positions)
     assert set(metrics) == set(METRICS)
   tokens = 1638 if name in DECILES else 16_320
-  return Group(tokens, tokens // 8, metrics, switch)
+  return Group(tokens, tokens // 8, metrics, {"probability": shift, "log_rank": shift})
+
+
+def shift_at(departure, emergence, num_positions) -> Shift:
+  """A shift with these estimates, and one position to each side as intervals; None: no shift."""
+
+  def estimate(index):
+    if index is None:
+      return Estimate(None, None, None, 0.0)
+    return Estimate(index, max(index - 1, 0), min(index + 1, num_positions - 1), 1.0)
+
+  known = emergence is not None
+  unread = max(emergence - departure, 0) if known and departure is not None else None
+  onset, completion = (emergence - 1, num_positions - 1) if known else (None, None)
+  places = departure, onset, emergence, completion, emergence, None, unread
+  return Shift(*map(estimate, places), level=0.95, num_bootstrap=1000)
 
 
 def _depth_weights(num_layers: int, rng) -> DepthWeights:

@@ -11,6 +11,7 @@ from resjax.aot import compile_step
 from resjax.base.records.metrics_log import read_metrics
 from resjax.data import dataset
 from resjax.data.pipeline import evaluation_batches
+from resjax.study.analysis.alignment import Estimate
 from resjax.study.analysis.alignment_record import METRICS, from_record, to_record
 from resjax.study.analysis.measurement import measure
 from resjax.study.analysis.report import alignment_table
@@ -68,14 +69,15 @@ def test_it_is_what_measure_finds(run, root):
   for metric in METRICS:
     np.testing.assert_allclose(group.metrics[metric], theirs.metrics[metric], rtol=1e-4, atol=1e-6)
   # Targets are shuffled in another way: the interval may move, by chance alone.
-  assert group.switch.num_bootstrap == theirs.switch.num_bootstrap
+  assert group.shifts["probability"].num_bootstrap == theirs.shifts["probability"].num_bootstrap
 
 
 @pytest.mark.slow
 def test_the_end_shows_the_trajectory(run, root):
   for output in run:
     assert "what the states decode to" in output
-    assert "switch to the next token" in output and "of the validation split" in output
+    assert "better than a random one" in output or "no shift" in output
+    assert "of the validation split" in output
     rows = [line for line in output.splitlines() if "···" in line]
     assert [row.split()[:2] for row in rows[1:]] == [["layer", str(n)] for n in range(3)]
     assert all("*" in row or {"i", "n"} <= set(row.split()[-1]) for row in rows)
@@ -103,10 +105,13 @@ def test_a_batch_has_as_many_rows_as_devices_share(root):
 def test_records_and_back():
   given = alignment(sites=("mlp",))
   group = given.readings["closed"]["all"]
-  switch = dataclasses.replace(group.switch, index=4, lower=3, upper=None)
-  group = dataclasses.replace(group, switch=switch)
+  estimate = Estimate(4, 3, None, 0.97)
+  shift = dataclasses.replace(group.shifts["probability"], emergence=estimate)
+  group = dataclasses.replace(group, shifts={"probability": shift})
   record = to_record(dataclasses.replace(given, readings={"closed": {"all": group}}))
-  assert record["alignment/switch_layer"] == 3 and record["alignment/switch_upper"] is None
+  assert record["alignment/emergence_layer"] == 3
+  assert record["alignment/emergence_upper"] is None
+  assert record["alignment/unread_layer"] == shift.unread.index
   assert all(value is None or isinstance(value, int | float) for value in record.values())
   back = from_record({"step": 1, "train/loss": 2.0, **record}, given.model, given.corpus, "mlp")
   kept = {name: group.metrics[name] for name in METRICS}

@@ -1,4 +1,4 @@
-"""Measures at which depth models switch to the next token, and writes the page about it."""
+"""Measures at which depth models turn to the next token, and writes the page about it."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ _SHOWN = 48  # how many tokens of the data the table shows where no text is give
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Analysis:
-  """Where models switch from the input token to the next one.
+  """Where models stop to read the input token, and begin to read the next one.
 
   Attributes:
     results: the measurements, for each model.
@@ -157,18 +157,21 @@ def shown_tokens(model: TrainedModel, data: MeasuredText, text: str | None) -> n
 
 
 def show(results: Sequence[Results], console: Console) -> None:
-  """Prints after which layer each model switches."""
+  """Prints after which layers each model stops to read the input token and reads the next one."""
   table = terminal.Table("model", numbers=("layers", "tokens"))
-  for heading in ("switch", "shuffled next"):
+  for heading in ("input token lost", "next token emerges", "shuffled next"):
     table.add_column(heading)
   for one in results:
     groups = next(iter(one.alignment.readings.values()))
-    switches = [
-      depth_positions.switch_text(one.alignment, groups[name].switch)
-      for name in ("all", "shuffled")
+    shift, shuffled = (
+      depth_positions.shift_of(one.alignment, name) for name in ("all", "shuffled")
+    )
+    told = [
+      *depth_positions.cells(one.alignment, shift)[:2],
+      depth_positions.emergence_text(one.alignment, shuffled),
     ]
     layers = str(depth_positions.num_layers(one.alignment))
-    table.add_row(one.alignment.model, layers, f"{groups['all'].num_tokens:,}", *switches)
+    table.add_row(one.alignment.model, layers, f"{groups['all'].num_tokens:,}", *told)
   console.print(table)
   for one in results:
     if one.prefix:

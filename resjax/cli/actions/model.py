@@ -191,7 +191,7 @@ class ModelActions(abc.ABC):
     bos: str = "auto",
     out: str | os.PathLike | None = None,
   ) -> "Analysis":
-    """Measures after which layer the model switches to the next token, and writes a page about it.
+    """Measures after which layers the model reads which token, and writes a page about it.
 
     Args:
       data: the workdir of a run, for the validation split of its corpora; or python-stdlib, a file,

@@ -1,4 +1,4 @@
-"""Measures at which depth trained models switch from the input token to the next one.
+"""Measures at which depth trained models stop to read the input token, and read the next one.
 
   resjax analyze --checkpoint=runs/tiny --out=runs/tiny/analysis
   resjax analyze --checkpoint=runs/a --checkpoint=runs/b --data=python-stdlib

@@ -4,7 +4,7 @@
   resjax intervene --hf=FOLDER --data=text.jsonl --layers=-3,-2,-1 --sites=mlp --out=FILE
 
 At one layer after another the sites of --sites become x ← alpha x + f(x); all others stay as they
-are, and nothing is trained. The command prints loss and switch of every layer and alpha, and writes
+are, and nothing is trained. The command prints loss and emergence by layer and alpha, and writes
 the figures as JSON, which `resjax analyze --sensitivity=FILE` draws.
 configs/ablations/finetune_cuts.py trains from such cuts. The same command in several processes
 measures together; see `resjax.base.processes.initialize`.
@@ -22,7 +22,13 @@ from rich.progress import Progress
 from resjax.base import Location, locations, processes, terminal
 from resjax.cli import command, text_flags
 from resjax.study import TrainedModel
-from resjax.study.analysis import Alignment, Sensitivity, check_supported, interventions
+from resjax.study.analysis import (
+  Alignment,
+  Sensitivity,
+  check_supported,
+  depth_positions,
+  interventions,
+)
 
 _Number = TypeVar("_Number", int, float)
 
@@ -67,7 +73,7 @@ def _measure(model: TrainedModel, alphas: list[float], layers: list[int]) -> Sen
 
 
 def show(found: Sensitivity, console: Console) -> None:
-  """Prints the additional loss of every layer and alpha, and the layer of the switch."""
+  """Prints the additional loss of every layer and alpha, and where the next token emerges."""
   difference = found.loss - found.baseline_loss
   console.print(_table(found, [[f"{value:+.4f}" for value in row] for row in difference]))
   terminal.say(
@@ -79,12 +85,12 @@ def show(found: Sensitivity, console: Console) -> None:
   if found.prefix:
     terminal.say(console, found.prefix)
   if found.baseline_alignment is not None:
-    rows = [[_switch(alignment) for alignment in row] for row in found.alignments]
+    rows = [[_emergence(alignment) for alignment in row] for row in found.alignments]
     console.print(_table(found, rows))
     terminal.say(
       console,
-      f"switch: after which layer the next token stays before the input token; -: none, ?: not "
-      f"localised; {_switch(found.baseline_alignment)} in the model as it is",
+      f"after which layer the next token has half of the probability that it has in the end; -: "
+      f"no shift, ?: not localised; {_emergence(found.baseline_alignment)} in the model as it is",
     )
 
 
@@ -95,13 +101,12 @@ def _table(found: Sensitivity, rows: list[list[str]]) -> terminal.Table:
   return table
 
 
-def _switch(alignment: Alignment) -> str:
-  """Returns the layer of the switch, `-` if there is none, or `?` if it is not localised."""
-  (groups,) = alignment.readings.values()
-  switch = groups["all"].switch
-  if switch is None or switch.index is None:
-    return "-" if switch is None or switch.is_localised else "?"
-  layer = alignment.positions[switch.index].layer
+def _emergence(alignment: Alignment) -> str:
+  """Returns after which layer the next token emerges, `-` if it does not, or `?`: see `show`."""
+  shift = depth_positions.shift_of(alignment)
+  if shift is None or shift.emergence.index is None:
+    return "-" if shift is None or shift.emergence.is_localised else "?"
+  layer = alignment.positions[shift.emergence.index].layer
   return "embedding" if layer < 0 else str(layer)
 
 

@@ -3,8 +3,8 @@
   resjax report runs/tiny
   resjax report runs/compare --out=compare.html
 
-The page of a run shows its last losses, its curves, where it switches to the next token, its
-sample, where the time went, and the settings that differ from configs/base.py. The page of a sweep
+The page of a run shows its last losses, its curves, where it reads which token, its sample,
+where the time went, and the settings that differ from configs/base.py. The page of a sweep
 shows verdicts, plots and runs, from its results.json. It is page.html in the folder, or --out.
 """
 

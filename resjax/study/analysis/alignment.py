@@ -39,8 +39,15 @@ GEOMETRY_METRICS = (*STATE_METRICS, "branch_norm")
 METRICS = LENS_METRICS + GEOMETRY_METRICS
 DECILES = tuple(f"decile_{number}" for number in range(10))
 GROUPS = ("all", "distinct", *DECILES, "shuffled")
+# By what the lens reads a token: the names of its metrics in METRICS, and whether more is better.
+MEASURES = {
+  "probability": ("{}_probability", 1),
+  "log_rank": ("{}_log_rank", -1),
+  "cosine": ("cosine_{}", 1),
+  "projection": ("projection_{}", 1),
+}
 
-SWITCHING_SHARE = 0.95  # the least share of resamples with a switch for which one is claimed
+CLAIMED_SHARE = 0.95  # the least share of resamples with something for which it is claimed
 
 # The types of numbers in files.
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -62,33 +69,62 @@ class DepthPosition:
 
 
 @dataclasses.dataclass(frozen=True)
-class Switch:
-  """The depth position from which on the next token ranks before the input token.
+class Estimate:
+  """A number of depth positions with its confidence interval, or that there is none.
 
-  `resjax.study.analysis.switch_layer` defines it. None stands for nowhere in depth. Without an
-  index there is either no switch, or it is not localised: nearly all resamples have one, at
-  places too far apart to name one of them.
+  None stands for nowhere in depth. Without an index there is either nothing to be claimed, or it is
+  not localised: nearly all resamples have it, at places too far apart to name one of them.
 
   Attributes:
-    index: the index of the depth position, or None where no switch is claimed.
+    index: the index of a depth position, or None where nothing is claimed.
     lower: the lower bound of the confidence interval of `index`, or None.
     upper: the upper bound of the interval, or None.
-    level: the confidence level of the interval, such as 0.95.
-    num_bootstrap: the number of resamples of the rows.
-    share: the share of the resamples that have a switch, 0..1.
+    share: the share of the resamples that have an index, 0..1.
   """
 
   index: Count | None
   lower: Count | None
   upper: Count | None
-  level: Share
-  num_bootstrap: Count
   share: Share
 
   @property
   def is_localised(self) -> bool:
-    """Whether there is a switch at a place that can be named, or no switch at all."""
-    return self.index is not None or self.share < SWITCHING_SHARE
+    """Whether there is a place that can be named, or nothing at all."""
+    return self.index is not None or self.share < CLAIMED_SHARE
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift:
+  """Where the lens stops to read the input token, and from where on it reads the next one.
+
+  `resjax.study.analysis.shift` has the equations. A token is read where the lens says at least half
+  as much of it as it says of the next token in the end.
+
+  Attributes:
+    departure: from where on the input token is not read; 0: it is read nowhere.
+    onset: from where on the next token has a tenth of what it has in the end.
+    emergence: from where on the next token has half of it, and is read.
+    completion: from where on the next token has nine tenths of it.
+    crossing: from where on the lens says more of the next token than of the input token, if one of
+      both is read there.
+    unread_crossing: the same if neither is read there.
+    unread: the number of depth positions from departure to emergence, at which neither is read.
+    level: the confidence level of the intervals, such as 0.95.
+    num_bootstrap: the number of resamples of the rows.
+  """
+
+  departure: Estimate
+  onset: Estimate
+  emergence: Estimate
+  completion: Estimate
+  crossing: Estimate
+  unread_crossing: Estimate
+  unread: Estimate
+  level: Share
+  num_bootstrap: Count
+
+
+ESTIMATES = tuple(field.name for field in dataclasses.fields(Shift) if field.type is Estimate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +135,7 @@ class Group:
     num_tokens: the number of tokens.
     num_kl_tokens: the number of those tokens that `kl_to_final` is the mean of.
     metrics: the means of each metric, float64 [P], one per depth position; NaN without tokens.
-    switch: the switch of these tokens; None if there are no tokens.
+    shifts: the shift of these tokens by each of `MEASURES` that they have; empty without tokens.
     standard_errors: the standard errors of the means, by metric [P], from how rows differ; NaN with
       less than two rows. The records of a run in progress have none.
   """
@@ -107,7 +143,7 @@ class Group:
   num_tokens: int
   num_kl_tokens: int
   metrics: Mapping[str, np.ndarray]
-  switch: Switch | None
+  shifts: Mapping[str, Shift]
   standard_errors: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
@@ -194,7 +230,7 @@ class _StoredGroup:
   num_tokens: Count
   num_kl_tokens: Count
   metrics: dict[str, Values]
-  switch: Switch | None
+  shifts: dict[str, Shift]
   standard_errors: dict[str, Values] = dataclasses.field(default_factory=dict)
 
   def group(self, places: int) -> Group:
@@ -202,15 +238,17 @@ class _StoredGroup:
     for name, values in (*self.metrics.items(), *self.standard_errors.items()):
       if len(values) != places:
         raise ValueError(f"{name} has {len(values)} values for {places} positions")
-    switch = self.switch
-    at = () if switch is None else (switch.index, switch.lower, switch.upper)
-    if any(index is not None and index >= places for index in at):
-      raise ValueError(f"a switch is at {at}, beyond the {places} positions")
+    for measure, shift in self.shifts.items():
+      for name in ESTIMATES:
+        one = getattr(shift, name)
+        at = one.index, one.lower, one.upper
+        if any(index is not None and index >= places for index in at):
+          raise ValueError(f"{name} by {measure} is at {at}, beyond the {places} positions")
     metrics, errors = (
       {name: np.array(values, np.float64) for name, values in found.items()}
       for found in (self.metrics, self.standard_errors)
     )
-    return Group(self.num_tokens, self.num_kl_tokens, metrics, switch, errors)
+    return Group(self.num_tokens, self.num_kl_tokens, metrics, self.shifts, errors)
 
 
 @dataclasses.dataclass(frozen=True)

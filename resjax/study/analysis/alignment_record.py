@@ -5,7 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from resjax.study.analysis.alignment import Alignment, DepthPosition, Group, Switch
+from resjax.study.analysis.alignment import (
+  ESTIMATES,
+  Alignment,
+  DepthPosition,
+  Estimate,
+  Group,
+  Shift,
+)
+from resjax.study.analysis.depth_positions import MAIN
 
 PREFIX = "alignment/"
 # The metrics that a record has for every depth position.
@@ -19,24 +27,31 @@ METRICS = (
   "hidden_norm",
 )
 _COUNTS = ("num_tokens", "num_kl_tokens")
-_BOUNDS = {"switch_layer": "index", "switch_lower": "lower", "switch_upper": "upper"}
-_SAMPLING = ("level", "num_bootstrap", "share")
+_LENGTH = "unread"  # of the estimates the one that is a number of layers, and no place
+_BOUNDS = {"layer": "index", "lower": "lower", "upper": "upper"}
+_SAMPLING = ("level", "num_bootstrap")
 _EMBEDDING = DepthPosition(-1, "embedding")
 
 
 def to_record(alignment: Alignment) -> dict[str, float | None]:
-  """Returns the means over all tokens after every layer, and the switch.
+  """Returns the means over all tokens after every layer, and the shift by probability.
 
-  The names of means are alignment/METRIC/LAYER, with layer -1 for the embedding. The entry
-  alignment/switch_layer and the bounds of its interval are numbers of layers, or None for nowhere.
+  The names of means are alignment/METRIC/LAYER, with layer -1 for the embedding. Of each estimate
+  of the shift there are alignment/emergence_layer, the bounds of its interval, alignment/
+  emergence_lower and alignment/emergence_upper, and the share of resamples; the first three are
+  numbers of layers, or None for nowhere. Those of alignment/unread count layers.
   """
   group = alignment.readings["closed"]["all"]
+  shift = group.shifts[MAIN]
   record: dict[str, Any] = {"num_rows": alignment.num_rows}
   record |= {name: getattr(group, name) for name in _COUNTS}
-  for name, bound in _BOUNDS.items():
-    index = getattr(group.switch, bound)
-    record[name] = None if index is None else alignment.positions[index].layer
-  record |= {f"switch_{name}": getattr(group.switch, name) for name in _SAMPLING}
+  for name in ESTIMATES:
+    found, first = getattr(shift, name), 0 if name == _LENGTH else -1
+    for key, bound in _BOUNDS.items():
+      index = getattr(found, bound)
+      record[f"{name}_{key}"] = None if index is None else index + first
+    record[f"{name}_share"] = found.share
+  record |= {f"shift_{name}": getattr(shift, name) for name in _SAMPLING}
   for metric in METRICS:
     for position, value in zip(alignment.positions, group.metrics[metric], strict=True):
       record[f"{metric}/{position.layer}"] = float(value)
@@ -49,14 +64,19 @@ def from_record(record: Mapping[str, Any], model: str, corpus: str, site: str) -
   A record lacks the names of model and corpus, and the last site of a layer.
   """
   found = {k.removeprefix(PREFIX): v for k, v in record.items() if k.startswith(PREFIX)}
-  if not found:
+  if f"shift_{_SAMPLING[0]}" not in found:
     return None
   layers = [int(name.rpartition("/")[2]) for name in found if name.startswith(f"{METRICS[0]}/")]
-  fields: dict[str, Any] = {name: found[f"switch_{name}"] for name in _SAMPLING}
-  for name, bound in _BOUNDS.items():
-    fields[bound] = None if found[name] is None else layers.index(found[name])
+  fields: dict[str, Any] = {name: found[f"shift_{name}"] for name in _SAMPLING}
+  for name in ESTIMATES:
+    first = 0 if name == _LENGTH else -1
+    bounds = (found[f"{name}_{key}"] for key in _BOUNDS)
+    index, lower, upper = (None if bound is None else bound - first for bound in bounds)
+    fields[name] = Estimate(index, lower, upper, found[f"{name}_share"])
   metrics = {m: np.array([found[f"{m}/{layer}"] for layer in layers], float) for m in METRICS}
-  group = Group(**{name: found[name] for name in _COUNTS}, metrics=metrics, switch=Switch(**fields))
+  group = Group(
+    **{name: found[name] for name in _COUNTS}, metrics=metrics, shifts={MAIN: Shift(**fields)}
+  )
   positions = tuple(_EMBEDDING if layer < 0 else DepthPosition(layer, site) for layer in layers)
   readings = {"closed": {"all": group}}
   return Alignment(model, corpus, found["num_rows"], positions, readings, None)

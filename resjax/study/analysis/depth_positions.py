@@ -1,11 +1,21 @@
-"""The names of depth positions and of switches in words, and their places along depth."""
+"""The names of depth positions and the shift in words, and their places along depth."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from resjax.study.analysis.alignment import Alignment, DepthPosition, Group, Switch
-from resjax.study.analysis.switch_layer import RANK_RATIO
+from resjax.study.analysis.alignment import (
+  CLAIMED_SHARE,
+  DECILES,
+  Alignment,
+  DepthPosition,
+  Estimate,
+  Group,
+  Shift,
+)
+from resjax.study.analysis.shift import RANK_RATIO
+
+MAIN = "probability"  # the measure by which a shift is told where there is room for one
 
 
 def places(alignment: Alignment) -> np.ndarray:
@@ -31,20 +41,100 @@ def names(positions: Sequence[DepthPosition]) -> list[str]:
   ]
 
 
-def switch_text(alignment: Alignment, switch: Switch | None) -> str:
-  """Returns the switch and its interval in words, such as `after layer 3 (95%: 2 to 5)`."""
-  if switch is None:
-    return "no tokens"
-  if switch.index is None and switch.is_localised:
-    return "no switch"
-  called = names(alignment.positions)
+def shift_of(alignment: Alignment, group: str = "all", reading: str = "") -> Shift | None:
+  """Returns the shift of a group of tokens by `MAIN`; None if there are no tokens.
+
+  The reading is the first one that was measured unless it is given.
+  """
+  groups = alignment.readings[reading] if reading else next(iter(alignment.readings.values()))
+  return groups[group].shifts.get(MAIN) if group in groups else None
+
+
+def is_claimed(shift: Shift | None) -> bool:
+  """Returns whether the next token is known in the end, without which nothing is claimed."""
+  return shift is not None and shift.emergence.share >= CLAIMED_SHARE
+
+
+def departure_text(alignment: Alignment, shift: Shift | None) -> str:
+  """Returns in words after which layer the input token is lost."""
+  if shift is not None and is_claimed(shift) and shift.departure.is_localised:
+    if shift.departure.index is None:
+      return "read to the end"
+    if shift.departure.index == 0:
+      return "read nowhere"
+  return _text(alignment, shift, None if shift is None else shift.departure)
+
+
+def emergence_text(alignment: Alignment, shift: Shift | None) -> str:
+  """Returns in words after which layer the next token emerges."""
+  return _text(alignment, shift, None if shift is None else shift.emergence)
+
+
+def width_text(alignment: Alignment, shift: Shift | None) -> str:
+  """Returns in words after which layers the next token has a tenth and nine tenths."""
+  if shift is None or not is_claimed(shift):
+    return _text(alignment, shift, None)
+  ends = (_at(alignment, one.index, "?") for one in (shift.onset, shift.completion))
+  return " to ".join(ends)
+
+
+def unread_text(alignment: Alignment, shift: Shift | None) -> str:
+  """Returns in words for how many layers the lens reads neither token."""
+  if shift is None or not is_claimed(shift):
+    return _text(alignment, shift, None)
+  found, layers = shift.unread, _layers(alignment)
+  if found.index is None and found.is_localised:
+    return "none"
   lower, at, upper = (
-    "nowhere" if index is None else called[index]
-    for index in (switch.lower, switch.index, switch.upper)
+    "?" if n is None else f"{layers(n):g}" for n in (found.lower, found.index, found.upper)
   )
-  between = " to ".join(end.removeprefix("layer ") for end in (lower, upper))
-  interval = f"{switch.level:.0%}: {between}" if alignment.num_rows > 1 else "one row: no interval"
-  return f"after {at} ({interval})" if switch.is_localised else f"not localised ({interval})"
+  interval = _interval(alignment, shift, f"{lower} to {upper}")
+  return "not localised " + interval if found.index is None else f"{at} layers {interval}"
+
+
+def crossing_text(alignment: Alignment, shift: Shift | None) -> str:
+  """Returns in words after which layer the next token overtakes the input token.
+
+  Where neither is read it is said, since then nothing of interest crosses.
+  """
+  if shift is None or not is_claimed(shift):
+    return _text(alignment, shift, None)
+  if shift.unread_crossing.share <= shift.crossing.share:
+    found, where = shift.crossing, ""
+  else:
+    found, where = shift.unread_crossing, ", where neither is read"
+  if found.index is None and found.is_localised:
+    return "none"
+  return _text(alignment, shift, found) + where
+
+
+def _text(alignment: Alignment, shift: Shift | None, found: Estimate | None) -> str:
+  """Returns an estimate of a shift in words, such as `after layer 3 (95%: 2 to 5)`."""
+  if shift is None:
+    return "no tokens"
+  if found is None or (found.index is None and found.is_localised):
+    return "no shift"
+  lower, upper = (_at(alignment, index, "nowhere") for index in (found.lower, found.upper))
+  interval = _interval(alignment, shift, f"{lower} to {upper}")
+  at = (
+    "not localised" if found.index is None else f"after {names(alignment.positions)[found.index]}"
+  )
+  return f"{at} {interval}"
+
+
+def _interval(alignment: Alignment, shift: Shift, ends: str) -> str:
+  return f"({shift.level:.0%}: {ends})" if alignment.num_rows > 1 else "(one row: no interval)"
+
+
+def _at(alignment: Alignment, index: int | None, nowhere: str) -> str:
+  if index is None:
+    return nowhere
+  return names(alignment.positions)[index].removeprefix("layer ")
+
+
+def _layers(alignment: Alignment) -> Callable[[int], float]:
+  """Returns a function from a number of depth positions to one of layers."""
+  return lambda count: count / len(_sites(alignment.positions))
 
 
 def effect(alignment: Alignment) -> float | None:
@@ -62,17 +152,66 @@ def effect(alignment: Alignment) -> float | None:
 
 
 def answer(alignment: Alignment) -> str:
-  """Returns where a model switches, and how much better than chance it ends, in a sentence."""
-  group = next(iter(alignment.readings.values()))["all"]
-  where, times = switch_text(alignment, group.switch), effect(alignment)
-  if group.switch is not None and group.switch.index is not None:
-    where = f"switches {where}"
-  if times is None:
-    return where
-  chance = ", which is no better than chance" if times < 1 / RANK_RATIO else ""
+  """Returns the shift of a model, and how much better than chance it ends, in a sentence."""
+  shift, times = shift_of(alignment), effect(alignment)
+  told = _told(alignment, shift)
+  if times is not None:
+    chance = ", which is no better than chance" if times < 1 / RANK_RATIO else ""
+    told.append(
+      f"in the end the next token ranks {times:.3g} times better than a random one{chance}"
+    )
+  return "; ".join(told)
+
+
+def cells(alignment: Alignment, shift: Shift | None) -> list[str]:
+  """Returns the cells of a table about a shift: lost, emerges, width, unread, crossing."""
+  told = departure_text, emergence_text, width_text, unread_text, crossing_text
+  return [text(alignment, shift) for text in told]
+
+
+def marks(alignment: Alignment, shift: Shift | None) -> str:
+  """Returns what the marks of a shift in a figure say: the note below it."""
+  if shift is None or not is_claimed(shift):
+    return _text(alignment, shift, None)
   return (
-    f"{where}; in the end the next token ranks {times:.3g} times better than a random one{chance}"
+    f"dashed: input token lost, {departure_text(alignment, shift)}; line: next token emerges, "
+    f"{emergence_text(alignment, shift)}; hatched: neither is read"
   )
+
+
+def _told(alignment: Alignment, shift: Shift | None) -> list[str]:
+  """Returns the parts of a sentence about a shift."""
+  if shift is None or not is_claimed(shift):
+    return [_text(alignment, shift, None)]
+  lost, emerges = departure_text(alignment, shift), emergence_text(alignment, shift)
+  told = [
+    f"the input token is {'lost ' * (not lost.startswith('read'))}{lost}",
+    f"the next token emerges {emerges} of {num_layers(alignment)}, "
+    f"10 to 90% of it after {width_text(alignment, shift)}",
+  ]
+  if shift.unread.index:
+    share = shift.unread.index / (len(alignment.positions) - 1)
+    told.append(
+      f"for {unread_text(alignment, shift)}, {share:.0%} of the depth, the lens reads neither"
+    )
+  if is_elsewhere(alignment):
+    told.append("in no tenth of the tokens by frequency it emerges there")
+  return told
+
+
+def is_elsewhere(alignment: Alignment) -> bool:
+  """Returns whether the next token emerges nowhere near its interval in any group by frequency.
+
+  Then the mean over all tokens is that of a mixture, and describes none of its parts.
+  """
+  whole = shift_of(alignment)
+  found = [shift_of(alignment, name) for name in DECILES]
+  places = [one.emergence.index for one in found if one is not None]
+  known = [place for place in places if place is not None]
+  if whole is None or whole.emergence.index is None or not known:
+    return False
+  lower, upper = whole.emergence.lower or 0, whole.emergence.upper
+  return not any(lower <= place and (upper is None or place <= upper) for place in known)
 
 
 def subtitle(alignment: Alignment, group: Group) -> str:
@@ -80,9 +219,9 @@ def subtitle(alignment: Alignment, group: Group) -> str:
   return f"{alignment.model}  |  {alignment.corpus}  |  n = {group.num_tokens:,} tokens"
 
 
-def interval(x: np.ndarray, switch: Switch) -> tuple[float, float]:
-  """Returns the interval of a switch on an axis with places x [P]; nowhere is the last place."""
-  lower, upper = (x[-1 if end is None else end] for end in (switch.lower, switch.upper))
+def interval(x: np.ndarray, found: Estimate) -> tuple[float, float]:
+  """Returns the interval of an estimate on an axis with places x [P]; nowhere is the last place."""
+  lower, upper = (x[-1 if end is None else end] for end in (found.lower, found.upper))
   return lower, upper
 
 

@@ -9,19 +9,19 @@ from resjax.base import Array
 from resjax.combinators import OUTPUT, Combinator
 from resjax.study.analysis.alignment import (
   GROUPS,
+  MEASURES,
   Alignment,
   DepthPosition,
   DepthWeights,
   Group,
-  Switch,
+  Shift,
 )
 from resjax.study.analysis.lens import PER_TOKEN
 from resjax.study.analysis.probing import ProbeConfig, ProbeSums
-from resjax.study.analysis.switch_layer import switch_layer
+from resjax.study.analysis.shift import Rows, shifts
 
 _RENAMED = {"input_first": "top1_is_input", "next_first": "top1_is_target"}
 _DROPPED = ("input_nats",)
-_LOG_RANKS = tuple(PER_TOKEN.index(f"{name}_log_rank") for name in ("next", "input", "shuffled"))
 
 
 class RowSums(NamedTuple):
@@ -72,11 +72,11 @@ class RowSums(NamedTuple):
 
 
 class Totals:
-  """Adds up the `ProbeSums` of batches in float64, and keeps log-ranks by row for the bootstrap."""
+  """Adds up the `ProbeSums` of batches in float64, and keeps sums by row for the bootstrap."""
 
   def __init__(self):
     self._tokens: list[np.ndarray] = []  # One array [G, B] per batch.
-    self._log_ranks: dict[str, list[np.ndarray]] = {}  # One [P, 3, G, B] per batch, by reading.
+    self._rows: dict[str, list[np.ndarray]] = {}  # One [P, K, G, B] per batch, by reading.
     self._sums: dict[str, RowSums] = {}
     self._weights: dict[str, np.ndarray] = {}
 
@@ -85,7 +85,7 @@ class Totals:
     tokens, kl_tokens = _wide(sums.tokens), _wide(sums.kl_tokens)
     self._tokens.append(tokens)
     for reading, found in sums.readings.items():
-      self._log_ranks.setdefault(reading, []).append(_wide(found)[:, _LOG_RANKS])
+      self._rows.setdefault(reading, []).append(_wide(found))
       self._add(reading, _wide(found), tokens)
       self._add(f"{reading} kl", _wide(sums.kl[reading]), kl_tokens)
     self._add("branch", _wide(sums.branch), tokens)
@@ -107,40 +107,49 @@ class Totals:
     level: float,
     seed: int,
   ) -> Alignment:
-    """Returns the alignment of a model; takes the options of `switch_layer`."""
+    """Returns the alignment of a model; takes the options of `shifts`."""
     options = {"num_bootstrap": num_bootstrap, "level": level, "seed": seed}
     tokens = np.concatenate(self._tokens, axis=-1)
     used = tokens[0] > 0  # Rows that fill up the last batch have no tokens.
-    log_ranks = {
-      reading: np.concatenate(rows, axis=-1)[..., used] for reading, rows in self._log_ranks.items()
-    }
     return Alignment(
       model=model,
       corpus=corpus,
       num_rows=int(used.sum()),
       positions=config.positions(combinator),
       readings={
-        reading: self._groups(reading, rows, tokens[:, used], options)
-        for reading, rows in log_ranks.items()
+        reading: self._groups(
+          reading, np.concatenate(rows, axis=-1)[..., used], tokens[:, used], options
+        )
+        for reading, rows in self._rows.items()
       },
       depth_weights=self._depth_weights(combinator, tokens[0].sum()),
     )
 
   def _groups(
-    self, reading: str, log_ranks: np.ndarray, tokens: np.ndarray, options: Mapping[str, Any]
+    self, reading: str, sums: np.ndarray, tokens: np.ndarray, options: Mapping[str, Any]
   ) -> Mapping[str, Group]:
-    """Returns the groups, given log-ranks [P, 3, G, rows] and numbers of tokens [G, rows]."""
+    """Returns the groups, given sums [P, K, G, rows] and numbers of tokens [G, rows]."""
     found = {}
+    chance = _rows_of("shuffled", sums[:, :, 0], tokens[0])
     names = [name for name in GROUPS if name != "shuffled"][: len(tokens)]
     for index, name in enumerate(names):
-      switch = switch_layer(log_ranks[:, :, index], tokens[index], **options)
-      found[name] = self._group(reading, index, switch, _own)
-    shuffled_first = log_ranks[:, [2, 1, 0], 0]
-    switch = switch_layer(shuffled_first, tokens[0], **options)
-    return found | {"shuffled": self._group(reading, 0, switch, _shuffled)}
+      target, this = (_rows_of(x, sums[:, :, index], tokens[index]) for x in ("next", "input"))
+      found[name] = self._group(
+        reading, index, shifts(target, this, chance, chance, **options), _own
+      )
+    # The shuffled targets of every other row are compared with those of the rows between.
+    every_other = np.arange(tokens.shape[1]) % 2 == 0
+    shuffled = shifts(
+      chance.of(every_other),
+      _rows_of("input", sums[:, :, 0], tokens[0]),
+      chance.of(~every_other),
+      chance,
+      **options,
+    )
+    return found | {"shuffled": self._group(reading, 0, shuffled, _shuffled)}
 
   def _group(
-    self, reading: str, index: int, switch: Switch | None, named: Callable[..., Any]
+    self, reading: str, index: int, found: Mapping[str, Shift], named: Callable[..., Any]
   ) -> Group:
     """Returns the group with this index; `named` gives its metrics the names of the group."""
     num_tokens, num_kl_tokens = (
@@ -150,7 +159,7 @@ class Totals:
       named(self._statistics(reading, index, statistic))
       for statistic in (RowSums.mean, RowSums.standard_error)
     )
-    return Group(num_tokens, num_kl_tokens, metrics, switch, errors)
+    return Group(num_tokens, num_kl_tokens, metrics, found, errors)
 
   def _statistics(
     self, reading: str, index: int, statistic: Callable[[RowSums], np.ndarray]
@@ -176,6 +185,16 @@ class Totals:
       return None
     means = _mean(np.stack(rows), np.asarray(count))
     return DepthWeights(tuple(readers), combinator.source_names(), means)
+
+
+def _rows_of(token: str, sums: np.ndarray, tokens: np.ndarray) -> Rows:
+  """Returns the rows of a token of `lens.CANDIDATES`, given sums [P, K, rows] of a group."""
+  named = {
+    measure: (PER_TOKEN.index(form.format(token)), sign)
+    for measure, (form, sign) in MEASURES.items()
+    if form.format(token) in PER_TOKEN
+  }
+  return Rows({measure: sign * sums[:, at] for measure, (at, sign) in named.items()}, tokens)
 
 
 def _wide(values: Array) -> np.ndarray:

@@ -126,13 +126,13 @@ def test_scores(root, run, tmp_path):
 
 
 @pytest.mark.slow
-def test_where_it_switches(root, run):
+def test_where_it_shifts(root, run):
   experiment, *_ = run
   found = experiment.analyze(tokens=128, text="depth width")
   assert found.page == root / "run" / "analysis" / "report.html" and found.page.exists()
   group = found.results[0].alignment.readings["closed"]["all"]
   assert group.num_tokens == 128 - 128 // trained.T
-  assert "switch" in repr(found) and str(found.page) in repr(found)
+  assert "shift" in repr(found) and str(found.page) in repr(found)
   assert found._repr_html_().count('src="data:image/png;base64,') == 1
   with pytest.raises(ValueError, match="--text is empty"):
     experiment.analyze(text=" ")

@@ -32,7 +32,7 @@ def test_a_hugging_face_folder(tmp_path):
   lines = output.splitlines()
   shown = [f"{loss - found.baseline_loss:+.4f}" for loss in found.loss[1]]
   assert ["2", *shown] in [line.split() for line in lines]
-  assert "on 200 tokens of" in output and "switch: after which layer" in output
+  assert "on 200 tokens of" in output and "after which layer the next token" in output
   assert lines[-1] == str(out)
 
 

@@ -83,7 +83,7 @@ def written(root, forked):
 def test_the_page_of_a_run(written):
   text = written[0].read_text()
   words = re.sub(r"<[^>]*>", "", text)
-  assert ANSWER in words and "switches after layer" in words
+  assert ANSWER in words and "the next token emerges after layer" in words
   for shown in ("1,708,928", "2,403", "75.0%", "25.0%", "block_attn_res", "return &lt;/pre&gt;"):
     assert shown in words, shown
   # Columns of numbers stand at the right; a table without headings has no row of them.

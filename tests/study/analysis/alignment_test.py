@@ -12,18 +12,22 @@ from resjax.study.analysis.alignment import (
   Alignment,
   DepthPosition,
   DepthWeights,
+  Estimate,
   Group,
-  Switch,
+  Shift,
 )
+
+SHIFT = ("shifts", "probability")
 
 
 def example(depth_weights=None):
   rng = np.random.default_rng(0)
   metrics = {name: rng.normal(size=3) for name in METRICS}
   metrics["branch_norm"][0] = np.nan
+  one = Estimate(2, 1, None, 0.96)
   groups = {
-    "all": Group(90, 30, metrics, Switch(2, 1, None, 0.95, 200, 0.96)),
-    "decile_3": Group(0, 0, {name: np.full(3, np.nan) for name in METRICS}, None),
+    "all": Group(90, 30, metrics, {"probability": Shift(*[one] * 7, 0.95, 200)}),
+    "decile_3": Group(0, 0, {name: np.full(3, np.nan) for name in METRICS}, {}),
   }
   places = (DepthPosition(-1, "embedding"), DepthPosition(0, "mlp"), DepthPosition(1, "mlp"))
   return Alignment("a", "b", 10, places, dict.fromkeys(READINGS, groups), depth_weights)
@@ -57,8 +61,9 @@ def test_json_has_finite_numbers_only():
     (("readings", "closed"), {}, "readings.closed has no group 'all'"),
     (("readings", "closed", "all", "num_tokens"), "9", "closed.all.num_tokens is '9'"),
     (("readings", "closed", "all", "metrics", "entropy"), [1.0], "entropy has 1 values for 3"),
-    (("readings", "closed", "all", "switch", "index"), 3, "beyond the 3 positions"),
-    (("readings", "closed", "all", "switch", "level"), 2, "switch.level is 2: expected float <= 1"),
+    (("readings", "closed", "all", *SHIFT, "unread", "upper"), 3, "beyond the 3 positions"),
+    (("readings", "closed", "all", *SHIFT, "level"), 2, "level is 2: expected float <= 1"),
+    (("readings", "closed", "all", "shifts"), None, "all.shifts is None: expected object"),
     (("depth_weights", "weights"), [[1, 2], [3]], "weights must have 1 rows of 2 numbers"),
   ],
 )

@@ -157,7 +157,7 @@ def test_alignment_is_that_of_the_combinator_of_the_paper():
     want = measure(model, words.batches, **options)
     assert alignment.positions == want.positions
     group, expected = alignment.readings["closed"]["all"], want.readings["closed"]["all"]
-    assert group.switch == expected.switch
+    assert group.shifts == expected.shifts
     for name, values in expected.metrics.items():
       np.testing.assert_allclose(group.metrics[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
   read_again = Sensitivity.from_json(found.to_json())

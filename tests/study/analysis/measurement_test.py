@@ -113,7 +113,7 @@ def test_distinct_tokens_and_deciles_are_groups_of_their_own():
     if places:
       check(found[name], by_numpy("block_attn_res", "llama").means("closed", places))
     else:
-      assert found[name].switch is None and np.isnan(found[name].metrics["entropy"]).all()
+      assert found[name].shifts == {} and np.isnan(found[name].metrics["entropy"]).all()
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_batches_add_up_and_fill_up_rows_do_not_count():
   assert whole.num_rows == split.num_rows == 6
   for name in ("all", "decile_3"):
     one, other = (found.readings["closed"][name] for found in (whole, split))
-    assert one.switch == other.switch and one.num_tokens == other.num_tokens
+    assert one.num_tokens == other.num_tokens and one.shifts.keys() == other.shifts.keys()
     for metric in METRICS:
       np.testing.assert_allclose(one.metrics[metric], other.metrics[metric], rtol=1e-5, atol=1e-6)
 
@@ -162,7 +162,7 @@ def test_eight_devices_find_what_one_finds(name, rules):
     for name, group in one.readings[reading].items():
       other = eight.readings[reading][name]
       assert (other.num_tokens, other.num_kl_tokens) == (group.num_tokens, group.num_kl_tokens)
-      assert other.switch == group.switch
+      assert other.shifts == group.shifts
       for metric, values in group.metrics.items():
         np.testing.assert_allclose(other.metrics[metric], values, rtol=1e-5, atol=1e-5)
   if one.depth_weights is not None:

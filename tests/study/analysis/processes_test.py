@@ -27,7 +27,7 @@ def check(found, one):
   for name, group in one.readings["closed"].items():
     other = found.readings["closed"][name]
     assert (other.num_tokens, other.num_kl_tokens) == (group.num_tokens, group.num_kl_tokens)
-    assert other.switch == group.switch
+    assert other.shifts == group.shifts
     for metric, values in group.metrics.items():
       np.testing.assert_allclose(other.metrics[metric], values, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(found.depth_weights.weights, one.depth_weights.weights, atol=1e-6)

@@ -14,13 +14,13 @@ from resjax.study.analysis import tuned_lens
 from resjax.study.analysis.states import states
 from resjax.study.trained_model import TrainedModel
 from tests.helpers import decoders
-from tests.study.analysis import no_switch_test
+from tests.study.analysis import no_shift_test
 
-SIZES = no_switch_test.SIZES | {"num_layers": 3, "init_std": 0.3}
+SIZES = no_shift_test.SIZES | {"num_layers": 3, "init_std": 0.3}
 
 
 def text(batches=3):
-  found = tuple(no_switch_test.batch(seed) for seed in range(batches))
+  found = tuple(no_shift_test.batch(seed) for seed in range(batches))
   return MeasuredText("words", sum(batch["inputs"].size for batch in found), found)
 
 
@@ -143,6 +143,6 @@ def test_options_out_of_range_are_refused(wrong):
 
 
 def test_a_text_that_cannot_be_split_is_refused():
-  rows = {name: array[:5] for name, array in no_switch_test.batch().items()}
+  rows = {name: array[:5] for name, array in no_shift_test.batch().items()}
   with pytest.raises(ValueError, match="words has 5 rows, and a tuned lens needs 12 or more"):
     tuned_lens.train(model(), MeasuredText("words", 320, (rows,)))

@@ -28,7 +28,7 @@ _MOST_NUMBERS = 16  # With more sources the cells have no room for their numbers
 _MOST_LABELS = 30
 
 # The styles of lines, which have the same meaning in all figures.
-_INPUT, _NEXT, _THIRD, _FOURTH, _CONTROL = 1, 0, 2, 3, 4
+_INPUT, _NEXT, _THIRD, _FOURTH, _CONTROL = panels.INPUT, panels.NEXT, 2, 3, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +103,8 @@ TRAJECTORIES: Mapping[str, Trajectory] = {
       Curve("next_log_rank", "next token", _NEXT, np.exp, compared=True),
     ),
     "Rank of the input token and of the next token among all tokens when the state is decoded by "
-    "final norm and output embedding; and of a random token, drawn by its frequency. From the "
-    "switch to the end the next token comes before the input token, and its rank is at most 0.7 of "
-    "the random one's. Bands are 95% intervals.",
+    "final norm and output embedding; and of a random token, drawn by its frequency. Bands are 95% "
+    "intervals.",
     _ranks,
     control=True,
   ),
@@ -183,11 +182,13 @@ TRAJECTORIES: Mapping[str, Trajectory] = {
 
 
 def figure(alignment: Alignment, trajectory: Trajectory, reading: str) -> Figure:
-  """Draws one trajectory of one model over its layers, with its switch."""
+  """Draws one trajectory of one model over its layers, with its shift."""
   group = alignment.readings[reading]["all"]
-  switch = f"switch: {depth_positions.switch_text(alignment, group.switch)}"
+  shift = depth_positions.shift_of(alignment, reading=reading)
   made, axes = panels.panel(
-    trajectory.title, depth_positions.subtitle(alignment, group), note=switch
+    trajectory.title,
+    depth_positions.subtitle(alignment, group),
+    note=depth_positions.marks(alignment, shift),
   )
   x, chosen = depth_positions.places(alignment), []
   for curve in trajectory.curves:
@@ -200,7 +201,7 @@ def figure(alignment: Alignment, trajectory: Trajectory, reading: str) -> Figure
   panels.layer_axis(axes, depth_positions.num_layers(alignment))
   axes.set_ylabel(trajectory.unit)
   panels.draw_lines(axes, chosen, trajectory.setup)
-  panels.draw_switch(axes, alignment, group.switch)
+  panels.draw_shift(axes, alignment, shift)
   return made
 
 
@@ -221,7 +222,8 @@ def compared_curves() -> Iterator[tuple[str, Trajectory, Curve]]:
 def overlay(
   alignments: Sequence[Alignment], trajectory: Trajectory, curve: Curve, reading: str
 ) -> Figure:
-  """Draws one curve of several models over relative depth, with a ring at the switch of each."""
+  """Draws one curve of several models over relative depth, with rings where the next
+  token emerges."""
   groups = [alignment.readings[reading]["all"] for alignment in alignments]
   made, axes = panels.panel(f"{trajectory.title}: {curve.label}", _common(alignments, groups))
   chosen = []
@@ -232,9 +234,10 @@ def overlay(
   panels.relative_axis(axes)
   axes.set_ylabel(trajectory.unit)
   panels.draw_lines(axes, chosen, trajectory.setup)
-  for line, group in zip(chosen, groups, strict=True):
-    if group.switch is not None and group.switch.index is not None:
-      at = group.switch.index
+  for line, alignment in zip(chosen, alignments, strict=True):
+    shift = depth_positions.shift_of(alignment, reading=reading)
+    at = None if shift is None else shift.emergence.index
+    if at is not None:
       axes.plot(line.x[at], line.y[at], "o", markersize=11, markerfacecolor="none", color="#000000")
   return made
 
@@ -243,23 +246,34 @@ def _common(alignments: Sequence[Alignment], groups: Sequence[Group]) -> str:
   """Returns the subtitle for several models: their corpora and numbers of tokens, each once."""
   corpora = dict.fromkeys(alignment.corpus for alignment in alignments)
   counts = dict.fromkeys(f"{group.num_tokens:,}" for group in groups)
-  return f"{', '.join(corpora)}  |  n = {', '.join(counts)} tokens  |  ring: the switch"
+  return f"{', '.join(corpora)}  |  n = {', '.join(counts)} tokens"
 
 
-def group_switches(alignment: Alignment, reading: str) -> Figure:
-  """Draws the switch of each group of tokens as a dot with its confidence interval."""
+def group_shifts(alignment: Alignment, reading: str) -> Figure:
+  """Draws the shift of each group of tokens as a row."""
   groups = alignment.readings[reading]
   made, axes = panels.panel(
-    "The switch by group of tokens", depth_positions.subtitle(alignment, groups["all"])
+    "The shift by group of tokens", depth_positions.subtitle(alignment, groups["all"])
   )
   x = depth_positions.places(alignment)
-  for row, group in enumerate(groups.values()):
-    _draw_group(axes, x, row, group)
   names = [f"{_LABELS[name]}  (n = {group.num_tokens:,})" for name, group in groups.items()]
-  axes.set_yticks(range(len(groups)), names, fontsize=panels.LABEL)
-  axes.set_ylim(len(groups) - 0.5, -0.5)
-  axes.grid(axis="x", alpha=0.25)
+  for row, name in enumerate(groups):
+    panels.draw_row(axes, x, row, depth_positions.shift_of(alignment, name, reading))
+  panels.name_rows(axes, names)
   panels.layer_axis(axes, depth_positions.num_layers(alignment))
+  return made
+
+
+def model_shifts(alignments: Sequence[Alignment], reading: str) -> Figure:
+  """Draws the shift of each model as a row, by relative depth."""
+  groups = [alignment.readings[reading]["all"] for alignment in alignments]
+  size = panels.SIZE[0], max(2.4, 1.8 + 0.35 * len(alignments))
+  made, axes = panels.panel("The shift of each model", _common(alignments, groups), size)
+  for row, alignment in enumerate(alignments):
+    x = depth_positions.places(alignment) / depth_positions.num_layers(alignment)
+    panels.draw_row(axes, x, row, depth_positions.shift_of(alignment, reading=reading))
+  panels.name_rows(axes, [alignment.model for alignment in alignments])
+  panels.relative_axis(axes)
   return made
 
 
@@ -277,22 +291,6 @@ def group_ranks(alignment: Alignment, reading: str) -> Figure:
   axes.set_ylabel(trajectory.unit)
   panels.draw_lines(axes, chosen, trajectory.setup)
   return made
-
-
-def _draw_group(axes: Axes, x: np.ndarray, row: int, group: Group) -> None:
-  switch = group.switch
-  if switch is None or (switch.index is None and switch.is_localised):
-    words = "no tokens" if switch is None else "no switch"
-    axes.text(x[0], row, words, va="center", fontsize=panels.LABEL, style="italic")
-    return
-  style = panels.STYLES[0 if switch.is_localised else _THIRD]
-  ends = depth_positions.interval(x, switch)
-  axes.plot(ends, [row, row], color=style["color"], linewidth=2, marker="|", markersize=9)
-  if switch.index is None:
-    words = "not localised"
-    axes.text(sum(ends) / 2, row - 0.25, words, ha="center", fontsize=panels.LABEL, style="italic")
-  else:
-    axes.plot(x[switch.index], row, color=style["color"], marker="o", markersize=7)
 
 
 def depth_map(alignment: Alignment) -> Figure | None:

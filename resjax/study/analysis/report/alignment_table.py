@@ -44,7 +44,7 @@ def show(found: Alignment, console: Console) -> None:
   terminal.say(
     console,
     f"rank: geometric mean over {group.num_tokens:,} tokens of the {found.corpus} split; "
-    f"switch to the next token: {depth_positions.switch_text(found, group.switch)}",
+    f"{depth_positions.answer(found)}",
   )
 
 

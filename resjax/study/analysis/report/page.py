@@ -15,20 +15,26 @@ from resjax.study.analysis.report.results import Results, to_json
 PAGE, PLOTS, NUMBERS = "report.html", "plots", "results.json"
 Embed = Callable[[Iterable[Drawn]], str]
 
-TITLE = "Where models switch from the input token to the next one"
+TITLE = "Where models stop to read the input token, and begin to read the next one"
 _MEANING = (
   "<p>The final norm and the output embedding decode the state after each layer as if the layers "
-  "ended there (the logit lens). Early states decode to the <em>input token</em>, late ones to the "
-  "<em>next token</em>. The <em>switch</em> is the first depth position from which on the "
-  "geometric mean rank of the next token is better than the input token's, and at most 0.7 of that "
-  "of a random token that is as frequent. Its interval comes from resampling rows of the text: if "
-  "less than 95% of the resamples have a switch there is <em>no switch</em>, and if the interval "
-  "covers half of the depth it is <em>not localised</em>.</p>\n"
+  "ended there (the logit lens). A token is <em>read</em> where its mean probability is at least "
+  "half of what the next token has in the end, both beyond that of a random token as frequent. The "
+  "input token is <em>lost</em> at the first depth position from which on it is not read, and the "
+  "next token <em>emerges</em> at the first from which on, to the end, it is read; between them "
+  "the lens reads <em>neither</em>. Intervals come from resampling rows of the text. There is "
+  "<em>no shift</em> unless in the end the geometric mean rank of the next token is at most 0.7 of "
+  "that of the random token in 95% of the resamples, and what may lie anywhere in half of the "
+  "depth is <em>not localised</em>. The numbers have the same by log-rank, cosine and "
+  "projection.</p>\n"
   f'<p>The folder <a href="{PLOTS}">{PLOTS}</a> has these figures as PNG, SVG and PDF files, and '
   f'<a href="{NUMBERS}">{NUMBERS}</a> has all numbers.</p>'
 )
 
-_GREY = "A grey line in the plots marks the switch, and a band its confidence interval."
+_MARKS = (
+  "In the plots a dashed line marks where the input token is lost, a solid one where the next "
+  "token emerges, bands their confidence intervals; between them, hatched, neither is read."
+)
 
 
 def write(results: Sequence[Results], folder: Location, *, titles: bool = False) -> list[Location]:
@@ -67,10 +73,10 @@ def page(results: Sequence[Results], on_figure: Callable[[Drawn], None]) -> str:
 
     return html.figures(shown())
 
-  parts = [_summary(results), html.section("meaning", "What a switch is", _MEANING)]
+  parts = [_summary(results), html.section("meaning", "What a shift is", _MEANING)]
   if len(results) > 1:
     figures = embed(sections.of_all([one.alignment for one in results]))
-    note = "The axis is the relative depth. A ring on a line marks the switch of that model."
+    note = "The axis is the relative depth. A ring on a line marks where the next token emerges."
     parts.append(html.section("all", "All models", f'<p class="facts">{note}</p>\n', figures))
   parts += [_model(one, number, embed) for number, one in enumerate(results, 1)]
   lead = "\n".join(
@@ -84,7 +90,7 @@ def _model(one: Results, number: int, embed: Embed) -> str:
   alignment, prefix = one.alignment, f"{number}_"
   first, *others = alignment.readings
   parts = [
-    f'<p class="facts">{escape(sections.describe(alignment))} {_GREY}</p>',
+    f'<p class="facts">{escape(sections.describe(alignment))} {_MARKS}</p>',
     "<h3>Along depth</h3>",
     embed(sections.of_model(alignment, prefix, first)),
   ]
@@ -110,12 +116,17 @@ def _model(one: Results, number: int, embed: Embed) -> str:
 
 
 def _summary(results: Sequence[Results]) -> str:
-  """Returns the table of the switches."""
+  """Returns the table of the shifts."""
   headings = (
     "model",
-    "switch",
+    "input token lost",
+    "next token emerges",
+    "10 to 90%",
+    "neither read",
+    "crossing",
+    "emerges in ranks",
     "end: times better than random",
-    "switch by what is read",
+    "emerges in what is read",
     "shuffled next",
     "layers",
     "tokens",
@@ -127,16 +138,31 @@ def _summary(results: Sequence[Results]) -> str:
     + "</tr>"
     for number, one in enumerate(results, 1)
   )
-  return f'<section id="summary">{html.framed("Switches", headings, rows)}</section>'
+  return f'<section id="summary">{html.framed("Shifts", headings, rows)}</section>'
 
 
 def _facts(alignment: Alignment) -> list[str]:
   """Returns the cells of the summary of one model, except its name."""
   closed, read = (alignment.readings.get(reading, {}) for reading in READINGS)
   some, times = closed or read, depth_positions.effect(alignment)
-  first, *others = (
-    "not measured" if group is None else depth_positions.switch_text(alignment, group.switch)
-    for group in (closed.get("all"), read.get("all"), some.get("shuffled"))
+  shift = depth_positions.shift_of(alignment)
+  ranks, by_read, shuffled = (
+    "not measured"
+    if group is None
+    else depth_positions.emergence_text(alignment, group.shifts.get(measure))
+    for group, measure in (
+      (some["all"], "log_rank"),
+      (read.get("all"), depth_positions.MAIN),
+      (some.get("shuffled"), depth_positions.MAIN),
+    )
   )
-  size = [str(depth_positions.num_layers(alignment)), f"{some['all'].num_tokens:,}"]
-  return [first, "" if times is None else f"{times:.3g}", *others, *size, alignment.corpus]
+  return [
+    *depth_positions.cells(alignment, shift),
+    ranks,
+    "" if times is None else f"{times:.3g}",
+    by_read,
+    shuffled,
+    str(depth_positions.num_layers(alignment)),
+    f"{some['all'].num_tokens:,}",
+    alignment.corpus,
+  ]

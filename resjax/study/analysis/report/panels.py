@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from resjax.study.analysis.alignment import Alignment, Switch
-from resjax.study.analysis.depth_positions import interval, places
+from resjax.study.analysis.alignment import Alignment, Estimate, Shift
+from resjax.study.analysis.depth_positions import interval, is_claimed, places
 from resjax.study.analysis.plots import TITLE, drawable
 
 SIZE = (5.0, 3.8)  # Inches; at a width of 370 pixels the letters are still legible.
@@ -38,6 +38,8 @@ STYLES: tuple[dict[str, Any], ...] = (
   {"color": "#000000", "linestyle": (0, (8, 2, 1, 2, 1, 2)), "marker": "v"},
   {"color": "#8A6100", "linestyle": (0, (3, 1)), "marker": "P"},
 )
+# The styles of lines that have the same meaning in all figures.
+INPUT, NEXT = 1, 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +164,15 @@ def layer_axis(axes: Axes, layers: int) -> None:
   axes.set_xlabel("after layer (emb.: the embedding)")
 
 
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+  """Names the rows of `draw_row`, the first of which is at the top."""
+  axes.set_yticks(range(len(names)), [drawable(name) for name in names], fontsize=LABEL)
+  for label in axes.get_yticklabels():
+    label.set_parse_math(False)
+  axes.set_ylim(len(names) - 0.5, -0.5)
+  axes.grid(axis="x", alpha=0.25)
+
+
 def layer_heights(axes: Axes, layers: int) -> None:
   """Labels the vertical axis with layers, each at the place where it ends."""
   axes.set_yticks(*_ticks(layers))
@@ -184,10 +195,60 @@ def relative_axis(axes: Axes) -> None:
   axes.set_xlabel("relative depth (0: embedding, 1: last layer)")
 
 
-def draw_switch(axes: Axes, alignment: Alignment, switch: Switch | None) -> None:
-  """Draws the switch as a vertical line and its confidence interval as a band, if there is one."""
-  if switch is None or switch.index is None:
+def draw_shift(axes: Axes, alignment: Alignment, shift: Shift | None) -> None:
+  """Marks where the input token is lost and the next one emerges, and the stretch between them.
+
+  Bands around both lines are confidence intervals, and the stretch is hatched.
+  """
+  if shift is None:
     return
   x = places(alignment)
-  axes.axvspan(*interval(x, switch), color="#777777", alpha=0.18, linewidth=0)
-  axes.axvline(x[switch.index], color="#555555", linewidth=1)
+  for number, found in ((INPUT, shift.departure), (NEXT, shift.emergence)):
+    if found.index is not None:
+      style = STYLES[number]
+      axes.axvspan(*interval(x, found), color=style["color"], alpha=0.15, linewidth=0)
+      axes.axvline(x[found.index], color=style["color"], linestyle=style["linestyle"], linewidth=1)
+  if shift.unread.index and shift.departure.index is not None and shift.emergence.index is not None:
+    ends = x[shift.departure.index], x[shift.emergence.index]
+    axes.axvspan(*ends, facecolor="none", edgecolor="#BBBBBB", hatch="///", linewidth=0, zorder=0)
+
+
+def draw_row(axes: Axes, x: np.ndarray, row: int, shift: Shift | None) -> None:
+  """Draws a shift as a row at depth positions x [P]: up to where the input token is read, from
+  where on the next one emerges, and nothing between them.
+
+  Bars are confidence intervals, a thin line spans 10 to 90%, and a cross marks the crossing.
+  """
+  if shift is None or not is_claimed(shift):
+    words = "no tokens" if shift is None else "no shift"
+    axes.text(x[0], row, words, va="center", fontsize=LABEL, style="italic")
+    return
+  departure, emergence = shift.departure, shift.emergence
+  if departure.index != 0 and departure.is_localised:
+    _draw_span(axes, (x[0], x[-1 if departure.index is None else departure.index]), row, INPUT)
+  if emergence.index is not None:
+    _draw_span(axes, (x[emergence.index], x[-1]), row, NEXT)
+  if shift.onset.index is not None and shift.completion.index is not None:
+    ends = x[shift.onset.index], x[shift.completion.index]
+    axes.plot(ends, [row + 0.22] * 2, color=STYLES[NEXT]["color"], linewidth=1, marker="|")
+  for number, found in ((INPUT, departure), (NEXT, emergence)):
+    if found.share > 0 and not (
+      number == INPUT and found.index in (None, 0) and found.is_localised
+    ):
+      _draw_estimate(axes, x, row, found, number)
+  for found, face in ((shift.crossing, "#000000"), (shift.unread_crossing, "none")):
+    if found.index is not None:
+      axes.plot(x[found.index], row, "D", color="#000000", markerfacecolor=face, markersize=5)
+
+
+def _draw_span(axes: Axes, ends: tuple[float, float], row: int, number: int) -> None:
+  style = STYLES[number]
+  axes.plot(ends, [row, row], color=style["color"], linestyle=style["linestyle"], linewidth=3,
+            alpha=0.45, solid_capstyle="butt")  # fmt: skip
+
+
+def _draw_estimate(axes: Axes, x: np.ndarray, row: int, found: Estimate, number: int) -> None:
+  style = STYLES[number]
+  axes.plot(interval(x, found), [row, row], color=style["color"], marker="|", markersize=9)
+  if found.index is not None:
+    axes.plot(x[found.index], row, color=style["color"], marker=style["marker"], markersize=7)

@@ -10,8 +10,14 @@ from resjax.study.analysis.report import alignment_figures
 from resjax.study.analysis.report.alignment_figures import TRAJECTORIES, depth_map
 from resjax.study.analysis.report.parts import Drawn
 from resjax.study.analysis.report.results import Results
-from resjax.study.analysis.report.sensitivity_figures import loss_curves, switch_curves
+from resjax.study.analysis.report.sensitivity_figures import emergence_curves, loss_curves
 
+_ROW = (
+  "A dashed line reaches as far as the input token is read, a solid one begins where the next "
+  "token emerges, and between them neither is read. Bars are 95% intervals; the thin line spans 10 "
+  "to 90% of what the next token has in the end. A diamond marks where the lens begins to say more "
+  "of the next token than of the input token; it is empty where neither is read."
+)
 _READINGS = {
   "closed": "the state after a layer or site as if the layers ended there",
   "read": "what the next site reads",
@@ -25,13 +31,12 @@ def of_model(alignment: Alignment, prefix: str, reading: str) -> Iterator[Drawn]
     figure = alignment_figures.figure(alignment, trajectory, reading)
     yield Drawn(f"{prefix}{key}", figure, trajectory.title, trajectory.meaning, note)
   yield Drawn(
-    f"{prefix}controls_switch",
-    alignment_figures.group_switches(alignment, reading),
-    "The switch by group of tokens",
-    "The switch with its confidence interval for all tokens, for tokens that differ from the next "
-    "token, by the frequency of the next token, and with a random token in the place of the next "
-    "one, for which there should be no switch. An interval without a dot covers half of the depth "
-    "or more: the switch is not localised.",
+    f"{prefix}controls_shift",
+    alignment_figures.group_shifts(alignment, reading),
+    "The shift by group of tokens",
+    "For all tokens, for tokens that differ from the next token, by the frequency of the next "
+    "token, and with a random token in the place of the next one, for which there should be no "
+    f"shift. {_ROW}",
     note,
   )
   yield Drawn(
@@ -53,33 +58,34 @@ def depth_attention(alignment: Alignment, prefix: str) -> Iterator[Drawn]:
 
 
 def cuts(one: Results, prefix: str) -> Iterator[Drawn]:
-  """Draws the loss and the switch of a model for cuts of its residual path."""
-  group = next(iter(one.alignment.readings.values()))["all"]
+  """Draws the loss and the emergence of a model for cuts of its residual path."""
   for number, found in enumerate(one.sensitivities, 1):
     note = f"Model: {found.model}; corpus: {found.corpus}; n = {found.num_tokens:,} tokens."
     yield Drawn(
       f"{prefix}cuts_{number}",
-      loss_curves(found, one.alignment, group.switch),
+      loss_curves(found, one.alignment),
       "Loss when a layer is cut",
       "How much the loss grows when the sites of one layer compute alpha x + f(x) in place of "
       "x + f(x), without training. The scale is linear below 0.1 nats. A missing point is a loss "
       "that is not finite.",
       note,
     )
-    figure = switch_curves(found)
+    figure = emergence_curves(found)
     if figure is not None:
       caption = (
-        "The switch for each of these cuts. A missing point is a model without a switch, or with "
-        "one that is not localised."
+        "Where the next token emerges for each of these cuts. A missing point is a model in which "
+        "it does not, or at no place that can be named."
       )
-      title = "The switch when a layer is cut"
-      yield Drawn(f"{prefix}cuts_{number}_switch", figure, title, caption, note)
+      title = "Emergence when a layer is cut"
+      yield Drawn(f"{prefix}cuts_{number}_emergence", figure, title, caption, note)
 
 
 def of_all(alignments: Sequence[Alignment]) -> Iterator[Drawn]:
   """Draws curves of several models in one figure each, over relative depth."""
   reading = next(reading for reading in READINGS if all(reading in a.readings for a in alignments))
   note = " ".join([*map(describe, alignments), _read(reading)])
+  title, figure = "The shift of each model", alignment_figures.model_shifts(alignments, reading)
+  yield Drawn("overlay_shift", figure, title, _ROW, note)
   for key, trajectory, curve in alignment_figures.compared_curves():
     figure = alignment_figures.overlay(alignments, trajectory, curve, reading)
     title = f"{trajectory.title}: {curve.label}"

@@ -1,11 +1,11 @@
-"""Figures of a sensitivity: the loss and the switch of a model when its residual path is cut."""
+"""Figures of a sensitivity: the loss and the shift of a model when its residual path is cut."""
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from resjax.study.analysis import depth_positions
-from resjax.study.analysis.alignment import Alignment, Switch
+from resjax.study.analysis.alignment import Alignment
 from resjax.study.analysis.report import panels
 from resjax.study.analysis.report.panels import Line
 from resjax.study.analysis.sensitivity import Sensitivity
@@ -13,10 +13,10 @@ from resjax.study.analysis.sensitivity import Sensitivity
 _LINEAR_BELOW = 0.1  # Nats; above it the scale is logarithmic.
 
 
-def loss_curves(found: Sensitivity, alignment: Alignment, switch: Switch | None) -> Figure:
+def loss_curves(found: Sensitivity, alignment: Alignment) -> Figure:
   """Draws how much the loss grows over the layer that is cut, with a line per alpha.
 
-  The alignment is that of the same model, whose switch the figure marks.
+  The alignment is that of the same model, whose shift the figure marks.
   """
   subtitle = f"{found.model}  |  {found.corpus}  |  n = {found.num_tokens:,} tokens"
   note = f"{' and '.join(found.sites)} cut; uncut: {found.baseline_loss:.4f} nats per token"
@@ -29,20 +29,22 @@ def loss_curves(found: Sensitivity, alignment: Alignment, switch: Switch | None)
   axes.set_xlabel("layer that is cut")
   axes.set_ylabel("loss above uncut (nats per token)")
   panels.draw_lines(axes, chosen, _setup)
-  panels.draw_switch(axes, alignment, switch)
+  panels.draw_shift(axes, alignment, depth_positions.shift_of(alignment))
   return made
 
 
-def switch_curves(found: Sensitivity) -> Figure | None:
-  """Draws the switch over the layer that is cut, with a line per alpha; None if not measured."""
+def emergence_curves(found: Sensitivity) -> Figure | None:
+  """Draws where the next token emerges over the layer that is cut, with a line per alpha.
+
+  Returns None if it was not measured.
+  """
   whole = found.baseline_alignment
   if whole is None:
     return None
   subtitle = f"{found.model}  |  {found.corpus}  |  n = {found.num_tokens:,} tokens"
-  note = (
-    f"{' and '.join(found.sites)} cut; uncut: {depth_positions.switch_text(whole, _switch(whole))}"
-  )
-  made, axes = panels.panel("The switch when a layer is cut", subtitle, note=note)
+  uncut = depth_positions.emergence_text(whole, depth_positions.shift_of(whole))
+  note = f"{' and '.join(found.sites)} cut; uncut: {uncut}"
+  made, axes = panels.panel("Emergence when a layer is cut", subtitle, note=note)
   x = np.array(found.layers) + 1.0
   heights = np.array([[_height(one) for one in row] for row in found.alignments])
   labels = [f"alpha {alpha:g}" for alpha in found.alphas]
@@ -51,21 +53,17 @@ def switch_curves(found: Sensitivity) -> Figure | None:
   depth = depth_positions.num_layers(whole)
   panels.layer_axis(axes, depth)
   axes.set_xlabel("layer that is cut")
-  axes.set_ylabel("switch after layer")
+  axes.set_ylabel("next token emerges after layer")
   panels.draw_lines(axes, chosen, lambda axes: panels.layer_heights(axes, depth))
   return made
 
 
-def _switch(alignment: Alignment) -> Switch | None:
-  return next(iter(alignment.readings.values()))["all"].switch
-
-
 def _height(alignment: Alignment) -> float:
-  """Returns the number of layers before the switch, or NaN if there is none."""
-  switch = _switch(alignment)
-  if switch is None or switch.index is None:
+  """Returns the number of layers before the next token emerges, or NaN if it does not."""
+  shift = depth_positions.shift_of(alignment)
+  if shift is None or shift.emergence.index is None:
     return np.nan
-  return depth_positions.places(alignment)[switch.index]
+  return depth_positions.places(alignment)[shift.emergence.index]
 
 
 def _setup(axes: Axes) -> None:

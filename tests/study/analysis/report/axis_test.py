@@ -1,4 +1,4 @@
-"""The switch in words, the axis of layers, and names that look like formulas to matplotlib."""
+"""The shift in words, the axis of layers, and names that look like formulas to matplotlib."""
 
 import dataclasses
 
@@ -13,11 +13,11 @@ from tests.helpers.alignments import alignment
 
 def test_one_row_has_no_interval():
   given = alignment(sites=("mlp",))
-  switch = given.readings["closed"]["all"].switch
-  at = f"after {depth_positions.names(given.positions)[switch.index]} ("
-  assert depth_positions.switch_text(given, switch).startswith(f"{at}95%: ")
+  shift = depth_positions.shift_of(given)
+  at = f"after {depth_positions.names(given.positions)[shift.emergence.index]} ("
+  assert depth_positions.emergence_text(given, shift).startswith(f"{at}95%: ")
   given = dataclasses.replace(given, num_rows=1)
-  assert depth_positions.switch_text(given, switch) == f"{at}one row: no interval)"
+  assert depth_positions.emergence_text(given, shift) == f"{at}one row: no interval)"
 
 
 def test_the_last_layer_has_its_number():

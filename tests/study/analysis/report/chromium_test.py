@@ -134,7 +134,7 @@ def test_the_first_screen_has_the_answer_and_no_number_is_broken(opened):
   page, width, _ = opened
   answers = pages.check(page, width)
   assert len(answers) == 2 and all("times better than a random one" in text for text in answers)
-  # The column of the switch is in view, whatever else there is.
+  # The first column is in view, whatever else there is.
   box = """(() => {
     const box = document.querySelector('#summary td').getBoundingClientRect();
     return [box.left, box.right, box.bottom + scrollY];

@@ -78,8 +78,10 @@ def test_every_figure_is_there_and_says_what_it_is_of(page, folder, given):
   assert files == {f"{name}.{end}" for name in [*names, "1_heat"] for end in ("png", "svg", "pdf")}
   for prefix in ("1_", "1_read_", "2_"):
     wanted = ("rank", "probability", "top1", "nats", "cosine", "projection", "energy", "norm")
-    assert {f"{prefix}{key}" for key in (*wanted, "controls_switch", "controls_rank")} <= {*names}
-  assert {"1_depth_attention", "1_cuts_1", "1_cuts_1_switch", "overlay_rank_next_token"} <= {*names}
+    assert {f"{prefix}{key}" for key in (*wanted, "controls_shift", "controls_rank")} <= {*names}
+  assert {"1_depth_attention", "1_cuts_1", "1_cuts_1_emergence", "overlay_rank_next_token"} <= {
+    *names
+  }
   assert not {"2_depth_attention", "2_cuts_1", "2_read_rank"} & {*names}
   for name, image in zip(names, page.all("img"), strict=True):
     models = reports.NAMES if name.startswith("overlay") else [reports.NAMES[int(name[0]) - 1]]
@@ -89,20 +91,22 @@ def test_every_figure_is_there_and_says_what_it_is_of(page, folder, given):
 
 
 @pytest.mark.slow
-def test_switches_are_listed(page):
+def test_shifts_are_listed(page):
   cells = [text for tag, text in page.texts if tag in ("td", "a")]
   assert set(reports.NAMES) <= {*cells}
-  assert "no switch" in cells  # This is the shuffled control.
+  assert "no shift" in cells  # This is the shuffled control.
   assert any(re.fullmatch(r"after layer 1 \w+ \(95%: .*\)", cell) for cell in cells)
 
 
 @pytest.mark.slow
 def test_the_answer_comes_first_with_its_size(page, given):
-  """For each model a sentence: where it switches, and how much better than chance it ends."""
+  """For each model a sentence: where it shifts, and how much better than chance it ends."""
   texts = [text for _, text in page.texts]
-  first = "".join(texts[texts.index(reports.NAMES[0]) :][:12])
+  first = "".join(texts[texts.index(reports.NAMES[0]) :][:40])
   sizes = [f"{depth_positions.effect(one.alignment):.3g} times better" for one in given]
-  assert re.search(rf": switches after layer \d.*{sizes[0]} than a random one", first), first
+  assert re.search(
+    rf": the input token is lost after layer \d.*{sizes[0]} than a random one", first
+  ), first
   groups = given[1].alignment.readings["closed"]
   ranks = (np.exp(groups[name].metrics["next_log_rank"][-1]) for name in ("shuffled", "all"))
   assert depth_positions.effect(given[1].alignment) == pytest.approx(next(ranks) / next(ranks))
@@ -143,7 +147,7 @@ def test_tokens_and_names_are_text(page):
   cells = [text for tag, text in page.texts if tag == "bdi"]
   assert set(cells) == set(reports.TOKENS)
   heads = [text for tag, text in page.texts if tag == "h2"]
-  assert heads == ["What a switch is", "All models", *reports.NAMES]
+  assert heads == ["What a shift is", "All models", *reports.NAMES]
   assert not page.all("b")
   rows = [text for tag, text in page.texts if tag == "bdi"][:: 1 + 5]  # L = 2 has five positions.
   assert tuple(rows) == reports.TOKENS

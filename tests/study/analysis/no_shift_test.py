@@ -1,4 +1,4 @@
-"""Models that cannot have a switch report none: untrained ones, and one that copies its input."""
+"""Models that cannot have a shift report none: untrained ones, and one that copies its input."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from resjax.models.decoder import Decoder
+from resjax.study.analysis.alignment import ESTIMATES
 from resjax.study.analysis.measurement import measure
 from resjax.study.analysis.probing import ProbeConfig, probe_batch
 from resjax.study.analysis.token_groups import next_counts
@@ -38,10 +39,10 @@ def batch(seed=0):
   return {key: np.asarray(value, np.int32) for key, value in found.items()}
 
 
-def switches(name, seeds):
-  """Returns the switch of an untrained model for each of some seeds, in one program."""
+def untrained(name, seeds, init_std=0.02):
+  """Returns the groups of an untrained model for each of some seeds, in one program."""
   style, residual, changes = ARCHITECTURES[name]
-  config = decoders.config(style, residual, {}, **SIZES | changes)
+  config = decoders.config(style, residual, {}, **SIZES | changes | {"init_std": init_std})
   rows = jax.tree.map(jnp.asarray, batch())
   counts = next_counts(rows["inputs"], rows["segment_ids"], V)
 
@@ -60,22 +61,34 @@ def switches(name, seeds):
       totals = Totals()
       totals.add(jax.tree.map(lambda a, i=index: a[i], every))
       alignment = totals.alignment("untrained", "words", CONFIG, combinator, **options)
-      found.append(alignment.readings["closed"]["all"].switch)
+      found.append(alignment.readings["closed"])
   return found
+
+
+def claimed(groups):
+  """Returns what is claimed of the groups of a model, by any measure."""
+  return [
+    (name, measure, estimate)
+    for name, group in groups.items()
+    for measure, shift in group.shifts.items()
+    for estimate in ESTIMATES
+    if getattr(shift, estimate).index is not None or not getattr(shift, estimate).is_localised
+  ]
 
 
 @pytest.mark.parametrize(
   ("name", "seeds"),
   [
-    ("llama, standard, untied", 20),  # without a ratio of ranks one in nine would have a switch
+    ("llama, standard, untied", 10),
     *(pytest.param(name, 200, marks=pytest.mark.release) for name in ARCHITECTURES),
   ],
 )
-@pytest.mark.slow
-def test_untrained_models_have_none(name, seeds):
-  found = switches(name, range(seeds))
-  assert len(found) == seeds
-  assert [one for one in found if one.index is not None or not one.is_localised] == []
+# With 0.3 the input token is lost in noise where embedding and head are tied.
+@pytest.mark.parametrize("init_std", [0.02, 0.3])
+def test_untrained_models_have_none(name, seeds, init_std):
+  found = untrained(name, range(seeds), init_std)
+  assert len(found) == seeds and {"all", "distinct", "shuffled"} == {*found[0]}
+  assert [claimed(groups) for groups in found] == [[]] * seeds
 
 
 @pytest.mark.slow
@@ -102,6 +115,5 @@ def test_a_model_that_learned_to_copy_its_input_has_none():
   trained = nnx.merge(graphdef, state)
   options = {"batch_size": ROWS, "model": "copy", "corpus": "words", "config": CONFIG}
   groups = measure(trained, [batch()], **options).readings["closed"]
-  for name in ("all", "distinct", "shuffled"):
-    assert groups[name].switch.index is None and groups[name].switch.is_localised
+  assert claimed(groups) == []
   assert groups["all"].metrics["input_log_rank"][-1] < 0.1
