@@ -1,6 +1,7 @@
-"""Trains a model of Hugging Face or of a run further, also with another combinator.
+"""Trains a pretrained model or that of a run further, also with another combinator.
 
-The argument is a Hugging Face folder, or the workdir of a run or a checkpoint in it.
+The argument is a Hugging Face folder, a GGUF file or OWNER/NAME of a model on the hub, or the
+workdir of a run or a checkpoint in it.
 
   resjax train --config=finetune:FOLDER --config.model.residual.name=gate \
     --config.data.corpora.stdlib.source=TEXT
@@ -53,28 +54,35 @@ def get_config(folder: str = "") -> ConfigDict:
     _like_run(c, workdir / RECORD)
   else:
     _like_folder(c, folder)
-  name = (workdir or Path(folder)).absolute().name
-  c.workdir = f"runs/finetune_{name}" if folder else "runs/finetune"
+  c.workdir = f"runs/finetune_{_name(folder, workdir)}" if folder else "runs/finetune"
   c.train.init_from = folder
   c.optim.update(learning_rate=LEARNING_RATE, warmup_steps=100)
   return c
 
 
 def _workdir(folder: str) -> Path | None:
-  """Returns the workdir that a folder is or is in, None if it is a Hugging Face folder."""
+  """Returns the workdir that a folder is or is in, None if it is a pretrained model."""
+  from resjax.data import model_files  # A config without an argument is data alone.
+
   place = Path(folder).absolute()
   if (place / RECORD).is_file():
     return place
-  if (place / "config.json").is_file():
-    return None
   workdir = place.parent.parent  # the folder is WORKDIR/checkpoints/STEP
-  if not (workdir / RECORD).is_file():
+  if (workdir / RECORD).is_file() and not (place / model_files.CONFIG).is_file():
+    return workdir
+  if not model_files.is_one(folder):
     raise ValueError(
       f"{folder} is no Hugging Face folder (it has no config.json), no workdir of a run (no "
-      f"{RECORD}) and no checkpoint in one; give one of them as in --config=finetune:"
-      "runs/tiny"
+      f"{RECORD}), no checkpoint in one, no GGUF file and no OWNER/NAME of the hub; give one of "
+      "them as in --config=finetune:runs/tiny"
     )
-  return workdir
+  return None
+
+
+def _name(folder: str, workdir: Path | None) -> str:
+  from resjax.data import model_files
+
+  return workdir.name if workdir else model_files.title(folder)
 
 
 def _like_folder(c: ConfigDict, folder: str) -> None:
@@ -83,15 +91,16 @@ def _like_folder(c: ConfigDict, folder: str) -> None:
   c.data.tokenizer.update(name="pretrained", folder=folder)
   _open(c.data.tokenizer, ["vocab_size"])
   if folder:
-    _like_export(c.model, Path(folder) / "config.json")
+    _like_export(c.model, folder)
 
 
-def _like_export(model: ConfigDict, file: Path) -> None:
+def _like_export(model: ConfigDict, folder: str) -> None:
   """Takes the residual path, and what only exported folders have, where a folder is one."""
-  decoder = read_json(file).get(EXPORTED)
+  where, settings = read_settings(folder)
+  decoder = settings.get(EXPORTED)
   if decoder is None:
     return
-  with _fits(file):
+  with _fits(where):
     name, options = (decoder["residual"][key] for key in ("name", "options"))
     _copy(model, {key: decoder[key] for key in RECORDED if key in decoder})
     _copy(model.residual, {"name": name, name: options})
@@ -105,6 +114,14 @@ def _open(section: ConfigDict, keys: list[str]) -> None:
       kind = type(section[key])
       del section[key]
       section[key] = config_dict.placeholder(kind)
+
+
+def read_settings(folder: str) -> tuple[str, dict]:
+  """Returns what the config.json of a pretrained model is called in messages, and its content."""
+  from resjax.data import model_files
+
+  files = model_files.find(folder)
+  return files.where(model_files.CONFIG), files.json(model_files.CONFIG, dict)
 
 
 def read_json(path: Path) -> dict:
@@ -126,7 +143,7 @@ def train_like_run(c: ConfigDict, folder: str) -> None:
   """Takes the optimizer and the rows per step of the run that a folder is, or is in."""
   workdir = _workdir(folder)
   if workdir is None:
-    raise ValueError(f"{folder} is a Hugging Face folder; give the workdir of a run")
+    raise ValueError(f"{folder} is a pretrained model; give the workdir of a run")
   theirs = _sections(workdir / RECORD, ("optim", "train"))
   with _fits(workdir / RECORD):
     _copy(c.optim, theirs["optim"])
@@ -152,7 +169,7 @@ def _sections(record: Path, names: Iterable[str]) -> dict:
 
 
 @contextlib.contextmanager
-def _fits(record: Path) -> Iterator[None]:
+def _fits(record: object) -> Iterator[None]:
   """Names the record where a setting is unknown here or has another type."""
   try:
     yield

@@ -356,7 +356,7 @@ def test_a_damaged_run_is_named_by_a_fine_tune(tmp_path, text, words):
     ('{"num_hidden_layers": 1000000000}', "num_hidden_layers is 1000000000: 1..10000 is allowed"),
     ('{"n_layer": "2"}', "n_layer is '2'"),
     ('{"n_layer": true}', "n_layer is True"),
-    ("3", "the value is a int"),
+    ("3", "the value is 3: expected object, got int"),
   ],
 )
 def test_a_damaged_folder_is_named_by_its_cuts(tmp_path, text, words):

@@ -16,7 +16,6 @@ Expect: a part of the loss that resjax intervene shows is left; late cuts are sa
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from ml_collections import ConfigDict
 
@@ -33,7 +32,7 @@ _MOST_LAYERS = 10_000
 def get_config(folder: str = "") -> ConfigDict:
   c = finetune.get_config(folder) if folder else ablations.get_config("tiny")
   if folder and c.model.num_layers is None:
-    c.model.num_layers = _num_layers(Path(folder, "config.json"))
+    c.model.num_layers = _num_layers(folder)
   own = "runs/finetune_cuts_tiny"
   c.workdir = c.workdir.replace("finetune", "finetune_cuts", 1) if folder else own
   c.optim.warmup_steps = 20
@@ -41,13 +40,13 @@ def get_config(folder: str = "") -> ConfigDict:
   return c
 
 
-def _num_layers(path: Path) -> int | None:
-  values = finetune.read_json(path)
+def _num_layers(folder: str) -> int | None:
+  where, values = finetune.read_settings(folder)
   name = next((name for name in _NUM_LAYERS if name in values), None)
   if name is None:
     return None
   if type(values[name]) is not int or not 1 <= values[name] <= _MOST_LAYERS:
-    raise ValueError(f"{path}: {name} is {values[name]!r}: 1..{_MOST_LAYERS} is allowed")
+    raise ValueError(f"{where}: {name} is {values[name]!r}: 1..{_MOST_LAYERS} is allowed")
   return values[name]
 
 

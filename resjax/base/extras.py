@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
-_OF_OTHER_EXTRAS = {"lm_eval": "eval", "jinja2": "eval"}
+_OF_OTHER_EXTRAS = {
+  "lm_eval": "eval", "jinja2": "eval", "gguf": "gguf", "huggingface_hub": "hub"
+}  # fmt: skip
 
 
 def missing(what: str, package: str) -> str:

@@ -15,7 +15,7 @@ CHECKPOINTS = flags.DEFINE_multi_string(
   "checkpoint", [], "Folder of a run, whose newest checkpoint is taken, or a checkpoint."
 )
 FOLDERS = flags.DEFINE_multi_string(
-  "hf", [], "Folder of a Hugging Face model: config.json, safetensors, tokenizer.json."
+  "hf", [], "Pretrained model: a Hugging Face folder, a GGUF file, or OWNER/NAME[@REVISION] (hub)."
 )
 IGNORED = flags.DEFINE_list(
   "hf_ignore", [], "Settings of config.json that are not known, and that change nothing."
@@ -53,8 +53,8 @@ def loaders(checkpoints: Sequence[str]) -> Sequence[Callable[[], TrainedModel]]:
   """
   if not checkpoints and not FOLDERS.value:
     raise ValueError(
-      "no model; give the folder of a run, for example --checkpoint=runs/tiny, or --hf with the "
-      "folder of a Hugging Face model"
+      "no model; give the folder of a run, for example --checkpoint=runs/tiny, or --hf with a "
+      "Hugging Face folder, a GGUF file, or OWNER/NAME of the hub"
     )
   place = layout()
   return [

@@ -6,8 +6,9 @@ from absl import flags
 
 from resjax.cli import model_flags
 from resjax.cli.actions import loading
+from resjax.cli.bos_flag import BOS
 from resjax.cli.model_flags import BATCH_SIZE, CHECKPOINTS, FOLDERS
-from resjax.data import FORMATS, MeasuredText, prefix
+from resjax.data import FORMATS, MeasuredText
 from resjax.study import TrainedModel
 
 __all__ = ["CHECKPOINTS", "FOLDERS", "load", "read_text"]
@@ -28,14 +29,11 @@ _TOKENS = flags.DEFINE_integer("tokens", 16384, "Most tokens of the text.", lowe
 _SEQ_LEN = flags.DEFINE_integer(
   "seq_len", 0, "Tokens in a row; 0: as many as in training, for --hf at most 1024.", lower_bound=0
 )
-_BOS = flags.DEFINE_enum(
-  "bos", "auto", prefix.RULES, "Whether something stands in front of texts; auto: by the tokenizer."
-)
 
 
 def load() -> list[TrainedModel]:
   """Returns the models of the command line, see `model_flags.load`."""
-  return [dataclasses.replace(one, bos=_BOS.value) for one in model_flags.load()]
+  return [dataclasses.replace(one, bos=BOS.value) for one in model_flags.load()]
 
 
 def load_one() -> TrainedModel:

@@ -4,35 +4,24 @@ import abc
 import dataclasses
 import functools
 import json
-import os
-import pathlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import tokenizers
 
 from resjax.base import Location, locations, typed_json
-from resjax.data import special_tokens
+from resjax.data import model_files, special_tokens
 from resjax.data.config import MARKUP
+from resjax.data.model_files import CONFIG, MAIN, TOKENIZER, Named
 from resjax.data.model_ids import GENERATION, EndIds, Given, ModelIds, unique
 from resjax.data.special_tokens import Around
 from resjax.data.text_encoder import TextEncoder
 from resjax.data.token_spelling import from_byte_level, from_sentencepiece
 
-MAIN = "tokenizer.json"
-_FILES = (
-  MAIN,
-  "tokenizer_config.json",
-  "special_tokens_map.json",
-  "added_tokens.json",
-  "chat_template.jinja",
-)
 MOST_ROWS = 1 << 24  # of an embedding; the largest vocabularies have about a million tokens
-
-T = TypeVar("T")
 
 _Rows = Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
 
@@ -267,8 +256,8 @@ class PretrainedTokenizer(LibraryTokenizer):
     if MAIN not in record.files:
       raise ValueError(f"files has no {MAIN}")
     for name in record.files:  # an export gives files these names
-      if name not in _FILES:
-        raise ValueError(f"files has {name!r}; allowed: {', '.join(_FILES)}")
+      if name not in TOKENIZER:
+        raise ValueError(f"files has {name!r}; allowed: {', '.join(TOKENIZER)}")
     ids = record.ids.as_dict()
     return cls(
       record.files, record.vocab_size, ids, record.generation, record.documents, record.markup
@@ -287,31 +276,31 @@ def library_model(text: str, where: str) -> tokenizers.Tokenizer:
     raise ValueError(f"{where} cannot be read: {error}") from None
 
 
-def load_pretrained(folder: str | os.PathLike) -> PretrainedTokenizer:
-  """Returns the tokenizer of a Hugging Face folder.
+def load_pretrained(named: Named) -> PretrainedTokenizer:
+  """Returns the tokenizer of a pretrained model, see `model_files.find`.
 
   It is read from tokenizer.json and what stands beside it, config.json and generation_config.json.
 
   Raises:
     ValueError: A file is missing or damaged, or there are more tokens than rows of the embedding.
   """
-  folder = pathlib.Path(folder)
-  config = read_json(folder / "config.json", _ModelConfig)
+  folder = model_files.find(named)
+  config = folder.json(CONFIG, _ModelConfig)
   rows = config.text_config.vocab_size if config.text_config else config.vocab_size
   if isinstance(rows, msgspec.UnsetType):
-    raise ValueError(f"{folder / 'config.json'}: the value: missing required field vocab_size")
-  if not (folder / MAIN).is_file():
+    raise ValueError(f"{folder.where(CONFIG)}: the value: missing required field vocab_size")
+  found = ((name, folder.text(name)) for name in TOKENIZER)
+  files = {name: text for name, text in found if text is not None}
+  if MAIN not in files:
     raise ValueError(f"{folder} has no {MAIN}; save it with a fast tokenizer of transformers")
-  paths = [folder / name for name in _FILES]
-  files = {path.name: read_text(path) for path in paths if path.is_file()}
   nested = config.text_config or ModelIds()
   bos, pad = (
     getattr(nested if getattr(config, name) is None else config, name)
     for name in ("bos_token_id", "pad_token_id")
   )
   ids = ModelIds(bos_token_id=bos, eos_token_id=config.eos_token_id, pad_token_id=pad)
-  place = folder / GENERATION
-  generation = read_json(place, dict[str, Any]) if place.is_file() else {}
+  has_more = folder.text(GENERATION) is not None
+  generation = folder.json(GENERATION, dict[str, Any]) if has_more else {}
   try:
     ids = ids.with_ends(nested.eos_token_id)
     return PretrainedTokenizer(files, rows, ids.as_dict(), generation)
@@ -319,40 +308,15 @@ def load_pretrained(folder: str | os.PathLike) -> PretrainedTokenizer:
     raise ValueError(f"{folder}: {error}") from None
 
 
-def record_before(tokenizer: PretrainedTokenizer, folder: str | os.PathLike) -> str:
-  """Returns the record that releases without `documents` made of the tokenizer of a folder.
+def record_before(tokenizer: PretrainedTokenizer, named: Named) -> str:
+  """Returns the record that releases without `documents` made of the tokenizer of a model.
 
   They name the data of their runs by it.
   """
-  config = read_json(pathlib.Path(folder) / "config.json", ModelIds)
+  config = model_files.find(named).json(CONFIG, ModelIds)
   ids = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
   fields = {"name": "pretrained", "files": tokenizer.files, "ids": ids}
   return json.dumps(fields | {"vocab_size": tokenizer.vocab_size})
-
-
-def read_json(path: pathlib.Path, kind: type[T]) -> T:
-  """Returns the typed content of a JSON file of a Hugging Face folder.
-
-  Raises:
-    ValueError: The file is missing, or holds something else.
-  """
-  try:
-    return typed_json.read(path, kind)
-  except FileNotFoundError:
-    raise ValueError(f"{path.parent} has no {path.name}") from None
-
-
-def read_text(path: Location) -> str:
-  """Returns a text file of bounded size.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it is no regular file, too large, or not UTF-8.
-  """
-  try:
-    return locations.read_bytes(path, typed_json.MOST_BYTES).decode()
-  except UnicodeDecodeError as error:
-    raise ValueError(f"{path} is not UTF-8: {error}") from None
 
 
 def _end_ids(ids: ModelIds, vocab_size: int) -> tuple[int, ...]:

@@ -11,13 +11,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from resjax.base import Location, locations, typed_json
 from resjax.data.config import BYTE_VOCAB
+from resjax.data.model_files import MAIN, read_text
 from resjax.data.pretrained_tokenizer import (
-  MAIN,
   LibraryTokenizer,
   PretrainedRecord,
   PretrainedTokenizer,
   library_model,
-  read_text,
 )
 from resjax.data.special_tokens import Around
 from resjax.data.synthetic.alphabet import SyntheticTokenizer

@@ -159,7 +159,7 @@ def _with_documents(values: dict[str, Any], missing: Mapping[str, str]) -> dict[
 
 
 def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the config with the settings of the Hugging Face folder where it has None.
+  """Returns the config with the settings of the pretrained model where it has None.
 
   Only model and tokenizer may have None.
   """
@@ -172,7 +172,7 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
   if not parents.is_huggingface(folder):
     raise ValueError(
       f"{open_settings[0]} is not set, and config.train.init_from={folder!r} is no Hugging Face "
-      "folder, whose config.json would have it; set one of them"
+      "folder, GGUF file or OWNER/NAME of the hub, which would have it; set one of them"
     )
   ignored = ranges.read(TrainConfig, values["train"], "config.train").hf_ignore
   theirs = dataclasses.asdict(huggingface.read_config(folder, ignore=ignored))

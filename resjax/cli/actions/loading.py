@@ -1,12 +1,11 @@
 """Reads trained models, and the texts that they are measured on."""
 
 import dataclasses
-import pathlib
 from collections.abc import Collection, Iterable
 
 from resjax.base import locations
 from resjax.base.sharding import Layout
-from resjax.data import CorpusConfig, MeasuredText, SettingNames, eval_text
+from resjax.data import CorpusConfig, MeasuredText, SettingNames, eval_text, model_files
 from resjax.interop import huggingface
 from resjax.study import TrainedModel
 from resjax.train import experiment
@@ -39,21 +38,21 @@ def from_workdir(
 def from_huggingface(
   path: str, layout: Layout | None = None, ignore: Collection[str] = ()
 ) -> TrainedModel:
-  """Returns the model of a Hugging Face folder.
+  """Returns a pretrained model.
 
   Args:
-    path: a folder with config.json, safetensors and tokenizer.json.
+    path: its folder, its GGUF file, or its name on the hub, see `model_files.find`.
     layout: says where the parameters go; default: the first device.
     ignore: the names of settings of config.json that are not known, and harmless.
 
   Raises:
     ValueError: a file is missing or damaged, or resjax does not know the architecture.
   """
-  tokenizer = huggingface.tokenizer(path)
-  decoder = huggingface.load(path, layout=layout, ignore=ignore)
-  name = pathlib.Path(path).absolute().name
+  files = model_files.find(path)
+  tokenizer = huggingface.tokenizer(files)
+  decoder = huggingface.load(files, layout=layout, ignore=ignore)
   seq_len = min(decoder.config.max_positions, _USUAL_ROW)
-  return TrainedModel(name, decoder, tokenizer, seq_len, pretrained=True)
+  return TrainedModel(files.name, decoder, tokenizer, seq_len, pretrained=True)
 
 
 def read_text(

@@ -24,7 +24,8 @@ from absl import flags
 from resjax.base import locations, processes, terminal
 from resjax.cli import command, model_flags
 from resjax.cli.actions import ScoringConfig, scoring, tasks
-from resjax.data import FORMATS, prefix
+from resjax.cli.bos_flag import BOS
+from resjax.data import FORMATS
 from resjax.study.evaluation import corpora
 from resjax.train.checkpoint import saved_steps
 
@@ -52,12 +53,6 @@ _MAX_LENGTH = flags.DEFINE_integer(
 )
 _STRIDES = flags.DEFINE_list(
   "stride", ["0"], "By how many tokens windows advance, one or several; 0: by max_length, disjoint."
-)
-_BOS = flags.DEFINE_enum(
-  "bos",
-  "auto",
-  prefix.RULES,
-  "Whether something stands in front of contexts; auto: see docs.",
 )
 _LIMIT = flags.DEFINE_integer(
   "limit", 0, "So many documents of each text and task; 0: all.", lower_bound=0
@@ -107,7 +102,7 @@ def _config() -> ScoringConfig:
   return ScoringConfig(
     _MAX_LENGTH.value,
     _strides(),
-    _BOS.value,
+    BOS.value,
     model_flags.BATCH_SIZE.value,
     _LIMIT.value,
     _FEWSHOT.value,

@@ -2,6 +2,7 @@
 
   resjax generate --checkpoint=runs/tiny --prompt="import os" --prompt="def main" --top_k=40
   resjax generate --hf=models/SmolLM3-3B --prompt="import os"
+  resjax generate --hf=smollm2-135m.gguf --prompt="import os" --bos=never
 
 The same command in several processes samples together; see `resjax.base.processes.initialize`.
 """
@@ -16,7 +17,8 @@ from absl import flags
 from resjax.base import MAX_SEED, processes, terminal
 from resjax.cli import command
 from resjax.cli.actions import loading
-from resjax.data import END_OF_TEXT, prefix
+from resjax.cli.bos_flag import BOS
+from resjax.data import END_OF_TEXT
 from resjax.models import check_options
 from resjax.study import TrainedModel
 from resjax.train.runs import prefix_of_prompts, sample_text
@@ -24,7 +26,11 @@ from resjax.train.runs import prefix_of_prompts, sample_text
 _CHECKPOINT = flags.DEFINE_string(
   "checkpoint", None, "Folder of a run, whose newest checkpoint is taken, or a checkpoint."
 )
-_FOLDER = flags.DEFINE_string("hf", None, "Folder of a Hugging Face model, in place of a run.")
+_FOLDER = flags.DEFINE_string(
+  "hf",
+  None,
+  "Pretrained model, in place of a run: a folder, a GGUF file, or OWNER/NAME of the hub.",
+)
 _IGNORED = flags.DEFINE_list(
   "hf_ignore", [], "Settings of its config.json that are not known, and that change nothing."
 )
@@ -41,9 +47,6 @@ _SAMPLING: tuple[flags.FlagHolder[Any], ...] = (
   flags.DEFINE_integer("num_tokens", 64, "Tokens of a continuation.", lower_bound=1),
   flags.DEFINE_integer("seed", 0, "Seed of the random numbers.", 0, MAX_SEED),
 )  # fmt: skip
-_BOS = flags.DEFINE_enum(
-  "bos", "auto", prefix.RULES, "Whether something stands in front of texts; auto: by the tokenizer."
-)
 _SAMPLES = flags.DEFINE_integer("num_samples", 1, "Continuations of a prompt.", lower_bound=1)
 
 
@@ -57,8 +60,8 @@ def main() -> None:
   checkpoint, folder = _CHECKPOINT.value, _FOLDER.value
   if checkpoint is None and folder is None:
     raise ValueError(
-      "no model; give the folder of a run, for example --checkpoint=runs/tiny, or --hf with the "
-      "folder of a Hugging Face model"
+      "no model; give the folder of a run, for example --checkpoint=runs/tiny, or --hf with a "
+      "Hugging Face folder, a GGUF file, or OWNER/NAME of the hub"
     )
   if checkpoint is not None and folder is not None:
     raise ValueError(
@@ -70,7 +73,7 @@ def main() -> None:
   command.check_text(_STOP.value, "--stop")
   check_options(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
   model = _pretrained(folder) if folder else loading.from_workdir(checkpoint or "")
-  model = dataclasses.replace(model, bos=_BOS.value)
+  model = dataclasses.replace(model, bos=BOS.value)
   prompts = [prompt for prompt in _PROMPTS.value for _ in range(_SAMPLES.value)]
   texts = sample_text(model, prompts, **{flag.name: flag.value for flag in _SAMPLING})
   if jax.process_index() == 0:

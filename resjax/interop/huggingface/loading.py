@@ -1,8 +1,6 @@
 """Loads decoders from Hugging Face folders, one tensor at a time, straight to the devices."""
 
 import functools
-import os
-import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -13,9 +11,10 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from resjax.base import Array
 from resjax.base.sharding import Layout
-from resjax.data import read_json
+from resjax.data import CONFIG, ModelFiles, Named, OfGguf, model_files
 from resjax.interop.huggingface import remote_code
 from resjax.interop.huggingface.families import FAMILIES
+from resjax.interop.huggingface.gguf_tensors import converted
 from resjax.interop.huggingface.settings import Settings, reasons
 from resjax.interop.huggingface.stored_tensors import (
   StoredTensor,
@@ -27,16 +26,15 @@ from resjax.interop.huggingface.tensor_checks import check_sizes, check_tensors
 from resjax.interop.huggingface.tensors import Tensor, TensorNames
 from resjax.models import Decoder, DecoderConfig, Parameter, failures, refuse
 
-Folder = str | os.PathLike
-
 
 def read_config(
-  folder: Folder, *, dtype: str = "float32", ignore: Collection[str] = ()
+  named: Named, *, dtype: str = "float32", ignore: Collection[str] = ()
 ) -> DecoderConfig:
-  """Returns the config of the decoder that the config.json of a folder describes.
+  """Returns the config of the decoder that the config.json of a pretrained model describes.
 
   Args:
-    folder: a local folder, as `save_pretrained` of transformers writes it.
+    named: a local folder, as `save_pretrained` of transformers writes it; or a GGUF file or a model
+      on the hub, see `resjax.data.model_files.find`.
     dtype: the dtype of the activations.
     ignore: the names of settings that are not known and that the caller knows to be harmless.
 
@@ -44,27 +42,28 @@ def read_config(
     ValueError: There is no config.json, or the decoder does not support its architecture or one of
       its settings; or tensors are there, which are too few for its sizes.
   """
-  folder = pathlib.Path(folder)
-  config = _family_and_config(folder, dtype, ignore)[1]
-  if has_tensors(folder):
-    check_sizes(folder, config, stored_tensors(folder))
+  files = model_files.find(named)
+  family, config = _family_and_config(files, dtype, ignore)
+  if has_tensors(files):
+    check_sizes(files, config, _stored(files, family, config))
   return config
 
 
 def load(
-  folder: Folder,
+  named: Named,
   *,
   layout: Layout | None = None,
   dtype: str = "auto",
   param_dtype: jax.typing.DTypeLike = "float32",
   ignore: Collection[str] = (),
 ) -> Decoder:
-  """Returns the decoder of a folder; every device reads its own share of the parameters.
+  """Returns the decoder of a pretrained model; every device reads its own share of the parameters.
 
   The host holds one tensor at a time. Nothing is read before all names and shapes are known to fit.
 
   Args:
-    folder: a local folder with config.json and model.safetensors, or shards and their index.
+    named: a local folder with config.json and model.safetensors, or shards and their index; or a
+      GGUF file or a model on the hub, see `resjax.data.model_files.find`.
     layout: the mesh and its rules; None uses the first device.
     dtype: the dtype of the activations; `auto` is float32 on CPUs and bfloat16 elsewhere.
     param_dtype: the dtype of the parameters.
@@ -74,12 +73,12 @@ def load(
     ValueError: See `read_config`; also if sizes do not divide over the devices, a file is damaged,
       or tensors are missing, extra or of another shape (the message is a table of them).
   """
-  folder, layout = pathlib.Path(folder), layout or Layout()
+  files, layout = model_files.find(named), layout or Layout()
   if dtype == "auto":
     dtype = "float32" if layout.platform == "cpu" else "bfloat16"
-  family, config = _family_and_config(folder, dtype, ignore)
-  in_files = text_tensors(stored_tensors(folder)) if family.nested else stored_tensors(folder)
-  check_sizes(folder, config, in_files)
+  family, config = _family_and_config(files, dtype, ignore)
+  in_files = _stored(files, family, config)
+  check_sizes(files, config, in_files)
   model = nnx.eval_shape(lambda: Decoder(config, layout=layout, rngs=nnx.Rngs(0)))
   graphdef, template = nnx.split(model)
   parameters = {
@@ -88,7 +87,7 @@ def load(
   }
   refuse(failures(parameters, layout))
   parts = remote_code.apart(config, parameters)
-  stored = check_tensors(folder, family, config, parts, in_files)
+  stored = check_tensors(files, family, config, parts, in_files)
   loaded = {
     tensor.path: _parameter(tensor, parts[tensor.path], stored, config, layout, param_dtype)
     for tensor in family.tensors_of(config, parts)
@@ -98,11 +97,20 @@ def load(
   return nnx.merge(graphdef, template)
 
 
+def _stored(
+  files: ModelFiles, family: TensorNames, config: DecoderConfig
+) -> dict[str, StoredTensor]:
+  if isinstance(files, OfGguf):
+    return converted(files.content, family, config)
+  found = stored_tensors(files)
+  return text_tensors(found) if family.nested else found
+
+
 def _family_and_config(
-  folder: pathlib.Path, dtype: str, ignore: Collection[str]
+  files: ModelFiles, dtype: str, ignore: Collection[str]
 ) -> tuple[TensorNames, DecoderConfig]:
-  values = read_json(folder / "config.json", dict[str, Any])
-  where, kind = str(folder / "config.json"), values.get("model_type")
+  values = files.json(CONFIG, dict[str, Any])
+  where, kind = files.where(CONFIG), values.get("model_type")
   if str(kind).startswith(remote_code.MODEL_TYPE):
     return remote_code.RemoteNames(), remote_code.read_settings(values, where, dtype)
   settings = Settings(values, where, ignore)

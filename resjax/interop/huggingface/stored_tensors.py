@@ -12,10 +12,9 @@ import numpy as np
 import safetensors
 
 from resjax.base import locations
-from resjax.data import read_json, warn_once
+from resjax.data import INDEX, SINGLE, ModelFiles, Named, OfGguf, model_files, warn_once
 from resjax.interop.huggingface.tensors import Index
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _OF_IMAGES = ("vision_tower.", "multi_modal_projector.")  # the beginnings of names of tensors
 _OF_MODEL = re.compile(r"model(-\d+-of-\d+)?\.safetensors")  # names that transformers gives files
 _SAVE = "is not read; load it with transformers, and write it with save_pretrained"
@@ -25,7 +24,7 @@ _OTHER_FORMATS = {  # what else a folder may hold, by patterns of names, and wha
   "model.*.safetensors": f"is a variant; rename it to {SINGLE}",
   "model.safetensors.index.*.json": f"is a variant; rename it to {INDEX}",
   "consolidated*.safetensors": "has other names of tensors; give the folder for transformers",
-  "*.gguf": "is not read; give the folder of safetensors that it was made of",
+  "*.gguf": "is read by itself; give the file in place of its folder",
   "*.bin": _SAVE,
   "*.pth": _SAVE,
 }
@@ -47,7 +46,7 @@ class StoredTensor:
       return opened.get_slice(self.name)[tuple(index)]
 
 
-def stored_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
+def stored_tensors(named: Named) -> dict[str, StoredTensor]:
   """Returns the tensors of a model by name; only headers of its safetensors files are read.
 
   The index decides the file of every tensor that it names. Others are taken from the file that
@@ -58,26 +57,28 @@ def stored_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
     ValueError: There are no such files, the index names a file or a tensor that is absent, or a
       file is damaged.
   """
+  files = model_files.find(named)
+  folder = files.place
   if (folder / "adapter_config.json").is_file():
     warn_once.warn_once(
       f"{folder} has an adapter (adapter_config.json), which is not applied; merge it into the "
       "model (merge_and_unload of PEFT) to read both"
     )
-  weight_map = _weight_map(folder)
-  files = [folder / SINGLE] if weight_map is None else sorted(set(weight_map.values()))
+  weight_map = _weight_map(files)
+  places = [folder / SINGLE] if weight_map is None else sorted(set(weight_map.values()))
   copies: dict[str, list[StoredTensor]] = {}
-  for tensor in itertools.chain.from_iterable(map(_tensors, files)):
+  for tensor in itertools.chain.from_iterable(map(_tensors, places)):
     copies.setdefault(tensor.name, []).append(tensor)
-  found = {name: places[-1] for name, places in copies.items()}
+  found = {name: several[-1] for name, several in copies.items()}
   for name, file in (weight_map or {}).items():
-    named = [tensor for tensor in copies.get(name, []) if tensor.file == file]
-    if not named:
+    there = [tensor for tensor in copies.get(name, []) if tensor.file == file]
+    if not there:
       others = ", ".join(tensor.file.name for tensor in copies.get(name, [])) or "no file"
       raise ValueError(
         f"{folder / INDEX}: weight_map has {name} in {file.name}, but {others} holds it; download "
         "the files of one revision again"
       )
-    (found[name],) = named
+    (found[name],) = there
   _say_doubts(folder, weight_map, found, copies)
   return found
 
@@ -156,9 +157,10 @@ def add(found: dict[str, StoredTensor], name: str, tensor: StoredTensor) -> None
   found[name] = tensor
 
 
-def has_tensors(folder: pathlib.Path) -> bool:
-  """Returns whether a folder has safetensors files, or an index of them."""
-  return any((folder / name).is_file() for name in (INDEX, SINGLE))
+def has_tensors(files: ModelFiles) -> bool:
+  """Returns whether a model has a file of tensors, or an index of them."""
+  here = any((files.place / name).is_file() for name in (INDEX, SINGLE))
+  return here or isinstance(files, OfGguf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,13 +170,14 @@ class _Index:
   weight_map: dict[str, str]
 
 
-def _weight_map(folder: pathlib.Path) -> dict[str, pathlib.Path] | None:
+def _weight_map(files: ModelFiles) -> dict[str, pathlib.Path] | None:
   """Returns the file of every tensor that the index names; None if all are in one file."""
+  folder = files.place
   if not (folder / INDEX).is_file():
     if not (folder / SINGLE).is_file():
       raise ValueError(f"{folder} has neither {SINGLE} nor {INDEX}; {_other_format(folder)}")
     return None
-  names = read_json(folder / INDEX, _Index).weight_map
+  names = files.json(INDEX, _Index).weight_map
   where, links = f"{folder / INDEX}: weight_map", _bound_of_links(folder)
   paths = {
     name: locations.inside(folder, name, where, links=links)

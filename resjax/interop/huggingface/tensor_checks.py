@@ -1,11 +1,11 @@
 """The check that the tensors of a folder fit a decoder."""
 
 import math
-import pathlib
 from collections.abc import Mapping
 
 import numpy as np
 
+from resjax.data import ModelFiles
 from resjax.interop.huggingface.stored_tensors import StoredTensor, add
 from resjax.interop.huggingface.tensors import TensorNames
 from resjax.models import DecoderConfig, Parameter
@@ -16,7 +16,7 @@ _DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 def check_sizes(
-  folder: pathlib.Path, config: DecoderConfig, stored: Mapping[str, StoredTensor]
+  files: ModelFiles, config: DecoderConfig, stored: Mapping[str, StoredTensor]
 ) -> None:
   """Raises ValueError if a size of a decoder is larger than its files can have.
 
@@ -24,7 +24,7 @@ def check_sizes(
   """
   if config.num_layers > len(stored):
     raise ValueError(
-      f"{folder}: config.json has {config.num_layers:,} layers, its files {len(stored):,} tensors"
+      f"{files}: config.json has {config.num_layers:,} layers, its files {len(stored):,} tensors"
     )
   values = sum(math.prod(tensor.shape) for tensor in stored.values())
   sizes = {
@@ -37,7 +37,7 @@ def check_sizes(
   for name, size in sizes.items():
     if size > values:
       raise ValueError(
-        f"{folder}: {name} of config.json is {size:,}, its files have {values:,} numbers"
+        f"{files}: {name} of config.json is {size:,}, its files have {values:,} numbers"
       )
 
 
@@ -57,7 +57,7 @@ def expected_shapes(
 
 
 def check_tensors(
-  folder: pathlib.Path,
+  files: ModelFiles,
   family: TensorNames,
   config: DecoderConfig,
   parameters: Mapping[str, Parameter],
@@ -85,7 +85,7 @@ def check_tensors(
     if name not in found or name not in expected or found[name].shape != expected[name]
   ]
   if rows:
-    raise ValueError(_table(folder, rows))
+    raise ValueError(_table(files, rows))
   for tensor in found.values():
     if tensor.dtype not in _DTYPES:
       allowed = ", ".join(_DTYPES)
@@ -112,8 +112,8 @@ def _check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
     )
 
 
-def _table(folder: pathlib.Path, rows: list[tuple]) -> str:
-  lines = [f"{folder}: {len(rows)} tensors are not those of config.json; nothing was loaded"]
+def _table(files: ModelFiles, rows: list[tuple]) -> str:
+  lines = [f"{files}: {len(rows)} tensors are not those of config.json; nothing was loaded"]
   width = max(len(name) for name, *_ in rows[:_MOST_LINES])
   for name, expected, found in rows[:_MOST_LINES]:
     lines.append(f"  {name:{width}}  expected {expected!s:16} found {found};")

@@ -1,9 +1,8 @@
-"""The models that a run can start from: checkpoints of other runs, and Hugging Face folders."""
+"""The models that a run can start from: checkpoints of other runs, and pretrained models."""
 
 import dataclasses
 import hashlib
 import json
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from flax import nnx
 
 from resjax.base import Array, Location, PyTree, locations
 from resjax.base.sharding import Layout
-from resjax.data import read_text
+from resjax.data import ModelFiles, model_files, read_text
 from resjax.interop import huggingface
 from resjax.models import Decoder, DecoderConfig
 from resjax.train.checkpoint.reader import parameter_shapes, restore_params
@@ -67,30 +66,30 @@ class FromRun:
 
 @dataclasses.dataclass(frozen=True)
 class FromHuggingFace:
-  """A parent that is a folder with config.json, safetensors and tokenizer.json.
+  """A parent that is a pretrained model: a folder, a GGUF file, or a model on the hub.
 
   Rows of learned positions beyond the length of the run's rows are left out.
 
   Attributes:
-    folder: the folder.
+    files: its files.
     ignore: the names of settings of config.json that are not known, and harmless.
   """
 
-  folder: pathlib.Path
+  files: ModelFiles
   ignore: tuple[str, ...] = ()
 
   @property
   def source(self) -> Location:
     """See `FromRun`."""
-    return self.folder
+    return self.files.place
 
   def tokenizer(self) -> str:
     """See `FromRun`."""
-    return huggingface.tokenizer(self.folder).record
+    return huggingface.tokenizer(self.files).record
 
   def shapes(self, config: DecoderConfig) -> Shapes:
     """See `FromRun`."""
-    theirs = huggingface.read_config(self.folder, ignore=self.ignore)
+    theirs = huggingface.read_config(self.files, ignore=self.ignore)
     reached = min(theirs.max_positions, config.max_positions)
     theirs = dataclasses.replace(theirs, max_positions=reached)
     model = nnx.eval_shape(lambda: Decoder(theirs, rngs=nnx.Rngs(0)))
@@ -98,22 +97,21 @@ class FromHuggingFace:
 
   def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> Mapping[str, Array]:
     """See `FromRun`."""
-    found = _parameters(huggingface.load(self.folder, layout=layout, ignore=self.ignore))
+    found = _parameters(huggingface.load(self.files, layout=layout, ignore=self.ignore))
     return {path: _first_rows(found[path], leaf) for path, leaf in wanted.items()}
 
   def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
     """See `FromRun`; the dtype of activations is that of `config`."""
-    theirs = huggingface.read_config(self.folder, dtype=config.dtype, ignore=self.ignore)
+    theirs = huggingface.read_config(self.files, dtype=config.dtype, ignore=self.ignore)
     return workdir.model_identity(theirs)
 
   def facts(self) -> dict[str, str | int | None]:
-    """See `FromRun`; the digest covers the files of the folder, without those in its subfolders."""
+    """See `FromRun`; the digest covers all files of the model."""
     digest = hashlib.sha256()
-    for path in sorted(self.folder.iterdir()):
-      if path.is_file():
-        with locations.open_regular(path) as file:
-          content = hashlib.file_digest(file, "sha256").digest()
-        digest.update(json.dumps(path.name).encode() + content)
+    for path in self.files.paths():
+      with locations.open_regular(path) as file:
+        content = hashlib.file_digest(file, "sha256").digest()
+      digest.update(json.dumps(path.name).encode() + content)
     return {"huggingface": digest.hexdigest()}
 
 
@@ -124,22 +122,23 @@ def find(path: str, ignore: Sequence[str] = ()) -> Parent:
   """Returns the parent that config.train.init_from names.
 
   Args:
-    path: a workdir, which stands for its newest checkpoint, a checkpoint in one, or a Hugging Face
-      folder.
+    path: a workdir, which stands for its newest checkpoint, a checkpoint in one, or a pretrained
+      model, see `model_files.find`.
     ignore: what `config.train.hf_ignore` names.
 
   Raises:
     ValueError: the path is none of them.
   """
   if is_huggingface(path):
-    return FromHuggingFace(pathlib.Path(path), tuple(ignore))
+    return FromHuggingFace(model_files.find(path), tuple(ignore))
   return FromRun(restore.find(path, SETTING))
 
 
 def is_huggingface(path: str) -> bool:
-  """Returns whether a path is that of a Hugging Face folder."""
-  place = locations.path(path, SETTING)
-  return bool(path) and locations.is_local(place) and (place / "config.json").is_file()
+  """Returns whether a path is that of a pretrained model, or its name on the hub."""
+  return (
+    bool(path) and locations.is_local(locations.path(path, SETTING)) and model_files.is_one(path)
+  )
 
 
 def flat(tree: PyTree) -> dict[str, PyTree]:

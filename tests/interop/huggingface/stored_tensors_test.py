@@ -130,7 +130,7 @@ def test_an_index_that_is_wrong(folder, name, file, message):
     (["consolidated.safetensors", "params.json"], "consolidated.safetensors has other names"),
     (["adapter_model.safetensors"], "adapter_model.safetensors is an adapter; merge it"),
     (["pytorch_model.bin"], "pytorch_model.bin is not read; load it with transformers"),
-    (["model.gguf"], "model.gguf is not read; give the folder of safetensors"),
+    (["model.gguf"], "model.gguf is read by itself; give the file in place of its folder"),
     ([], "other formats are not read"),
   ],
 )

@@ -1,0 +1,2 @@
+from .file import GgufFile as GgufFile
+from .header import GgufTensor as GgufTensor

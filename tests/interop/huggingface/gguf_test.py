@@ -1,0 +1,294 @@
+"""GGUF files are the models that they were made of; what is not read is refused by name."""
+
+import dataclasses
+import json
+import sys
+
+import gguf
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from resjax.base.sharding import MeshConfig, ShardingConfig, make_layout
+from resjax.base.sharding.rules import WHOLE
+from resjax.data import GgufFile, model_files
+from resjax.interop import huggingface
+from resjax.models import Decoder
+from tests.helpers.gguf_files import ARCHITECTURES, settings, tensors, write
+from tests.helpers.pretrained import GOLDEN
+from tests.interop.huggingface.golden_test import logits
+
+TOKENS = np.arange(24).reshape(2, 12) % 61
+
+
+def parameters(decoder):
+  return {path: leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(decoder))}
+
+
+def same(one, other):
+  one, other = parameters(one), parameters(other)
+  assert one.keys() == other.keys()
+  for path, value in one.items():
+    np.testing.assert_array_equal(value, other[path], err_msg=str(path))
+
+
+def folder(place, name, config=None, weights=None):
+  """The folder that a file is made of."""
+  place.mkdir()
+  (place / "config.json").write_text(json.dumps(config or settings(name)))
+  save_file(weights or tensors(name), place / "model.safetensors")
+  return place
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_file_is_the_folder_that_it_was_made_of(name, tmp_path):
+  found = huggingface.load(write(tmp_path / "model.gguf", name))
+  expected = huggingface.load(folder(tmp_path / "folder", name))
+  same(found, expected)
+  # Factors of frequencies are recovered from float32.
+  np.testing.assert_allclose(
+    logits(found, TOKENS), logits(expected, TOKENS), atol=1e-5 if name == "llama3" else 0
+  )
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
+def test_matrices_of_several_types(name, tmp_path):
+  """Rows of whole blocks of 32 and 256 values, as quantized types have them."""
+  wide = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+  config = settings(name) | wide | {"initializer_range": 0.5}
+  (place := tmp_path / "config").mkdir()
+  (place / "config.json").write_text(json.dumps(config))
+  decoder = Decoder(huggingface.read_config(place), rngs=nnx.Rngs(0))
+  huggingface.export(decoder, tmp_path / "exported")
+  weights = load_file(tmp_path / "exported" / "model.safetensors")
+  kinds = [gguf.GGMLQuantizationType[k] for k in ("F16", "BF16", "Q8_0", "Q4_1", "Q5_0", "F32")]
+  chosen = {key: kinds[i % len(kinds)] for i, key in enumerate(weights)}
+  stored = {
+    key: gguf.dequantize(gguf.quantize(value, chosen[key]), chosen[key])
+    for key, value in weights.items()
+    if value.ndim > 1
+  }
+  file = write(tmp_path / "model.gguf", name, config, weights, kind=chosen.get)
+  made = folder(tmp_path / "folder", name, config, weights | stored)
+  assert any(not np.array_equal(weights[key], value) for key, value in stored.items())
+  same(huggingface.load(file), huggingface.load(made))
+
+
+def test_types_that_only_files_have(tmp_path):
+  """The library dequantizes types that it cannot write; any bytes are some numbers."""
+  for kind in ("Q4_K", "Q6_K", "Q3_K", "IQ4_XS"):
+    number = gguf.GGMLQuantizationType[kind]
+    raw = np.random.default_rng(0).integers(0, 60, (5, gguf.GGML_QUANT_SIZES[number][1]), np.uint8)
+    writer = gguf.GGUFWriter(str(tmp_path / kind), "llama")
+    writer.add_tensor("a", raw, raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensor = GgufFile.open(tmp_path / kind).tensors["a"]
+    assert tensor.shape == (5, 256)
+    expected = gguf.dequantize(raw, number)
+    np.testing.assert_array_equal(tensor.read(), expected)
+    np.testing.assert_array_equal(tensor.read(slice(1, 3)), expected[1:3])
+    np.testing.assert_array_equal(tensor.read(np.array([4, 0])), expected[[4, 0]])
+
+
+def test_shards_read_their_own_rows(tmp_path):
+  """Also of rows that the file has in another order."""
+  file = write(tmp_path / "model.gguf", "llama")
+  mesh = MeshConfig(data=1, fsdp=2, tensor=2)
+  rules = dataclasses.replace(WHOLE, embed_param=("fsdp",), heads=("tensor",))
+  layout = make_layout(mesh, ShardingConfig("own", rules), devices=jax.devices()[:4])
+  same(huggingface.load(file, layout=layout), huggingface.load(file))
+
+
+def test_a_file_is_tied_where_it_has_no_head(tmp_path):
+  weights = tensors("llama")
+  head = weights.pop("lm_head.weight")
+  assert huggingface.read_config(
+    write(tmp_path / "tied.gguf", "llama", weights=weights)
+  ).tied_embeddings
+  whole = write(tmp_path / "own.gguf", "llama", weights=weights | {"lm_head.weight": head})
+  assert not huggingface.read_config(whole).tied_embeddings
+
+
+def test_what_a_file_leaves_out(tmp_path, caplog):
+  """The format has defaults for some keys; the epsilon of norms it should have."""
+  without = ["llama.rope.freq_base", "llama.attention.layer_norm_rms_epsilon", "llama.vocab_size"]
+  without += ["llama.attention.key_length", "llama.attention.value_length"]
+  without += ["llama.rope.dimension_count"]
+  config = huggingface.read_config(write(tmp_path / "model.gguf", "llama", without=without))
+  expected = dataclasses.replace(huggingface.read_config(GOLDEN / "llama"), norm_eps=1e-6)
+  assert config == expected
+  assert "has no llama.attention.layer_norm_rms_epsilon" in caplog.text
+
+
+@pytest.mark.parametrize(
+  ("more", "field", "value"),
+  [
+    ({"rope_type": "linear", "factor": 4.0}, "kind", "linear"),
+    ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}, "factor", 4.0),
+  ],
+)
+def test_scaled_rotations(tmp_path, more, field, value):
+  config = settings("llama")
+  config["rope_parameters"] = config["rope_parameters"] | more
+  file = write(tmp_path / "model.gguf", "llama", config)
+  found = huggingface.read_config(file)
+  assert found == huggingface.read_config(folder(tmp_path / "folder", "llama", config))
+  assert getattr(found.rope_scaling, field) == value
+
+
+def test_queries_of_gemma_are_scaled_as_llama_cpp_does(tmp_path):
+  """Where a file does not say: by the width of a head, in 27B models by that of D / H."""
+  without = ["gemma2.attention.scale"]
+  small = huggingface.read_config(write(tmp_path / "a.gguf", "gemma2", without=without))
+  assert small.query_pre_attn_scalar == small.head_dim == 8
+  config = settings("gemma2") | {"num_hidden_layers": 46}
+  file = write(tmp_path / "b.gguf", "gemma2", config, without=without)
+  found = model_files.find(file).json("config.json", dict)
+  assert found["query_pre_attn_scalar"] == 24 / 4
+
+
+def changed(name, at, to):
+  def change(path):
+    write(path, name)
+    content = bytearray(path.read_bytes())
+    content[at] = to
+    path.write_bytes(content)
+
+  return change
+
+
+def written(name="llama", **options):
+  return lambda path: write(path, name, **options)
+
+
+def cut(size):
+  def change(path):
+    write(path, "llama")
+    path.write_bytes(path.read_bytes()[:size])
+
+  return change
+
+
+def bare(arch, **more):
+  def change(path):
+    writer = gguf.GGUFWriter(str(path), arch)
+    for key, value in more.items():
+      writer.add_uint32(key.replace("__", "."), value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+  return change
+
+
+def big_endian(path):
+  gguf.GGUFWriter(str(path), "llama", endianess=gguf.GGUFEndian.BIG).write_header_to_file()
+
+
+@pytest.mark.parametrize(
+  ("make", "said"),
+  [
+    (
+      bare("mamba"),
+      "architecture='mamba' is not read from GGUF files; allowed: llama, qwen2, qwen3",
+    ),
+    (bare("clip"), "architecture='clip'"),
+    (bare("llama"), "has no llama.embedding_length; give a file that has it"),
+    (
+      written(llama__expert_count=8),
+      r"num_experts=8 .*experts \(num_experts\), which resjax does not",
+    ),
+    (written(llama__attention__sliding_window=4), "sliding_window=4 is not known for"),
+    (written(llama__strange=3), "strange=3 is not known for .*--hf_ignore=strange"),
+    (written(llama__attention__value_length=3), "value_length=3 is not read; allowed: 6"),
+    (written(llama__rope__scaling__type="dynamic"), "'dynamic' is not supported; allowed: default"),
+    (written(split__count=3), "is file 1 of 3, .*join them with llama-gguf-split --merge"),
+    (big_endian, "is big-endian; .* convert it with gguf-convert-endian"),
+    (changed("llama", 4, 9), "has version 9 of GGUF"),
+    (changed("llama", 0, 0), r"is no GGUF file: it begins with b'\\x00GUF'"),
+    (cut(0), "is no GGUF file: it begins with b''"),
+    (cut(20), "is damaged or cut off: its header cannot be read .*; download it again"),
+    (cut(3000), "is damaged or cut off|is cut off"),
+    (cut(-64), r"is cut off: \S+ ends at byte [\d,]+, the file has [\d,]+; download it again"),
+    (changed("llama", 16, 255), "is damaged or cut off"),
+    (written(words=None), "has no tokenizer.ggml.tokens; give a file with a tokenizer"),
+    (written(tokenizer__ggml__model="t5"), "model='t5' is not read; allowed: gpt2 .*, llama"),
+    (written(words="gpt2", tokenizer__ggml__pre="own"), "pre='own', how texts are cut into words"),
+    (written(tokenizer__ggml__bos_token_id=99), "bos_token_id=99 is no token; allowed: 0..60"),
+    (written(without=["tokenizer.ggml.scores"]), "scores has 0 numbers for 61 tokens"),
+  ],
+)
+def test_what_is_not_read_is_refused_in_one_line(make, said, tmp_path):
+  make(tmp_path / "model.gguf")
+  with pytest.raises(ValueError, match=said) as error:
+    huggingface.tokenizer(tmp_path / "model.gguf")
+    huggingface.load(tmp_path / "model.gguf")
+  assert "\n" not in str(error.value) and "model.gguf" in str(error.value)
+
+
+def test_a_setting_that_is_not_known_can_be_ignored(tmp_path):
+  file = write(tmp_path / "model.gguf", "llama", llama__strange=3)
+  same(huggingface.load(file, ignore=["strange"]), huggingface.load(write(tmp_path / "b", "llama")))
+
+
+def test_a_folder_with_a_file_says_to_give_the_file(tmp_path):
+  write(tmp_path / "model.gguf", "llama")
+  with pytest.raises(
+    ValueError, match=r"has no config.json; give a GGUF file itself, such as .*model"
+  ):
+    huggingface.load(tmp_path)
+  assert model_files.is_one(str(tmp_path)) and model_files.is_one(str(tmp_path / "model.gguf"))
+
+
+def test_the_extra_is_named_where_the_library_is_missing(tmp_path, monkeypatch):
+  file = write(tmp_path / "model.gguf", "llama")
+  monkeypatch.setitem(sys.modules, "gguf", None)
+  with pytest.raises(ValueError, match=r"model.gguf needs gguf, .*; pip install 'resjax\[gguf\]'$"):
+    huggingface.load(file)
+
+
+def texts():
+  return ["the depth of a layer", "  the  width", "<s>the</s><img>", "", "th0e 11!", "xyz", "the\n"]
+
+
+@pytest.mark.parametrize("words", ["llama", "gpt2"])
+def test_a_tokenizer(words, tmp_path):
+  found = huggingface.tokenizer(write(tmp_path / "model.gguf", "llama", words=words))
+  (tokens,) = found.encode_batch(["the depth"])
+  pieces = {"llama": [b" the", b" depth"], "gpt2": [b"the", b" ", b"de", b"p", b"th"]}[words]
+  assert [found.piece(token) for token in tokens] == pieces
+  assert found.decode(tokens) == "the depth"
+  assert found.around.before == ((0,) if words == "llama" else ())
+  assert (found.eot_id, found.end_ids, found.vocab_size) == (0, (0, 1), 61)
+  assert {0, 1} <= found.control and not {3} & found.control
+  assert found.model.encode("<s><img>", add_special_tokens=False).ids == [0, 3]
+
+
+@pytest.mark.parametrize("words", ["llama", "gpt2"])
+@pytest.mark.parametrize("add", [True, False])
+def test_what_stands_around_texts(words, add, tmp_path):
+  keys = {"tokenizer__ggml__add_bos_token": add, "tokenizer__ggml__add_eos_token": not add}
+  found = huggingface.tokenizer(write(tmp_path / "model.gguf", "llama", words=words, **keys))
+  assert (found.around.before, found.around.after) == (((0,), ()) if add else ((), (1,)))
+
+
+def test_a_tokenizer_without_types_or_merges(tmp_path):
+  """Tokens that keys name are special all the same; without merges each byte is a token."""
+  without = ["tokenizer.ggml.token_type", "tokenizer.ggml.merges"]
+  file = write(tmp_path / "model.gguf", "llama", words="gpt2", without=without)
+  found = huggingface.tokenizer(file)
+  (tokens,) = found.encode_batch(["the"])
+  assert [found.piece(token) for token in tokens] == [b"t", b"h", b"e"]
+  assert {0, 1} <= found.control
+
+
+def test_a_chat_template_is_kept(tmp_path):
+  file = write(tmp_path / "model.gguf", "llama", tokenizer__chat_template="{{ messages }}")
+  kept = json.loads(huggingface.tokenizer(file).files["tokenizer_config.json"])
+  assert kept["chat_template"] == "{{ messages }}" and kept["bos_token"] == "<s>"
