@@ -12,7 +12,7 @@ from resjax.base import Array, PyTree
 from resjax.combinators import OUTPUT, Combinator
 from resjax.models import Decoder, Probed, SiteVisit
 from resjax.study.analysis.alignment import READINGS, DepthPosition
-from resjax.study.analysis.lens import Lens, LensInputs, grouped, kl_sums
+from resjax.study.analysis.lens import Lens, LensInputs, grouped
 from resjax.study.analysis.token_groups import candidates, group_weights
 
 EVERY = ("layer", "site")
@@ -23,7 +23,8 @@ PROBED = ("inputs", "segment_ids", "positions")  # The arrays of a batch that ar
 class ProbeConfig:
   """What the probes of a decoder measure.
 
-  Every depth position and reading costs one output head per token; all else costs little.
+  Every depth position and reading costs one output head per token; all else costs little. Readings
+  that are the same states, see `reads_the_stream`, are measured once.
 
   Attributes:
     every: `layer` or `site`: the depth positions are the places behind each of these.
@@ -115,6 +116,9 @@ def probe_batch(
     key: the key of the random numbers, a different one for every batch.
     config: what to measure.
   """
+  asked = config.readings
+  if reads_the_stream(decoder.combinator, decoder.config.dtype):
+    config = dataclasses.replace(config, readings=("closed",))
   chosen = candidates(batch["inputs"], batch["segment_ids"], counts, key)
   lens = Lens(decoder, config.chunk_size)
   seen = lens.inputs(chosen.ids, group_weights(chosen, deciles))
@@ -126,20 +130,47 @@ def probe_batch(
   }
   final = lens.normed(probe.sample(run.output), seen)
   kl_weights = jnp.moveaxis(probe.sample(jnp.moveaxis(seen.weights, 0, -1)), -1, 0)
-
-  def kl(states: Array) -> Array:
-    logits = functools.partial(lens.logits, inputs=seen)
-    return kl_sums(logits, final, states, kl_weights, config.chunk_size, decoder.layout)
-
+  sums = {reading: one["sums"] for reading, one in found.items()}
+  kl = {
+    reading: lens.kl_sums(final, one["sample"], kl_weights, seen) for reading, one in found.items()
+  }
   weights = run.layers["weights"] | {OUTPUT: _total(run.weights, seen)}
   return ProbeSums(
     tokens=jnp.sum(seen.weights, axis=-1),
     kl_tokens=jnp.sum(kl_weights, axis=-1),
-    readings={reading: one["sums"] for reading, one in found.items()},
-    kl={reading: kl(one["sample"]) for reading, one in found.items()},
+    readings={reading: sums.get(reading, sums[config.readings[0]]) for reading in asked},
+    kl={reading: kl.get(reading, kl[config.readings[0]]) for reading in asked},
     branch=_flat(run.layers["branch"]),
     depth_weights={site: sums for site, sums in weights.items() if sums is not None},
   )
+
+
+def reads_the_stream(combinator: Combinator, dtype: jax.typing.DTypeLike) -> bool:
+  """Returns whether the two `READINGS` are the same states, for any parameters and inputs.
+
+  They are where the depth state is one array that starts as the embeddings, and that `read`,
+  `final` and `final_after` return as it is. The traces of these methods tell.
+
+  Args:
+    combinator: any combinator.
+    dtype: of the activations.
+  """
+  x = jax.ShapeDtypeStruct((1, 1, combinator.d_model), dtype)
+  state = jax.eval_shape(combinator.init, x)
+  if not isinstance(state, jax.ShapeDtypeStruct):
+    return False
+
+  def seen(x: Array, state: Array) -> list[Array]:
+    found = [combinator.init(x), combinator.final(state)]
+    for layer in range(combinator.num_layers):
+      for site in combinator.sites:
+        found.append(combinator.read(state, layer, site)[0]["x"])
+        found.append(combinator.final_after(state, layer, site))
+    return found
+
+  traced = jax.make_jaxpr(seen)(x, state).jaxpr
+  start, stream = traced.invars
+  return traced.outvars == [start] + [stream] * (len(traced.outvars) - 1)
 
 
 def _with_end(

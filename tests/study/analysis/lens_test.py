@@ -1,10 +1,62 @@
-"""The lens of hidden states that are NaN."""
+"""The lens does not depend on the parts of the vocabulary, and gives NaN no good rank."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+import scipy.special
+from flax import nnx
 
+from resjax.models.model_def import ModelDef
 from resjax.study.analysis.lens import PER_TOKEN, Lens
-from tests.helpers import decoders
+from tests.helpers import decoders, layouts
+
+B, T = 8, 4
+SHARDED = {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+def found(decoder, hidden, ids, words):
+  """Returns the mean of each metric, and KL(the first rows ‖ the others), by parts of V."""
+
+  @jax.jit
+  def sums(hidden, ids):
+    lens = Lens(decoder, 4, words)
+    inputs = lens.inputs(ids, jnp.ones((1, B, T)))
+    normed = lens.normed(hidden, inputs)
+    kl = lens.kl_sums(normed, jnp.stack([normed, -normed]), inputs.weights, inputs)
+    return lens.sums(hidden, inputs), kl
+
+  values, kl = jax.device_get(sums(hidden, ids))
+  return dict(zip(PER_TOKEN, values.sum(axis=(1, 2)) / (B * T), strict=True)), kl.sum(axis=(1, 2))
+
+
+@pytest.mark.parametrize("words", [1, 7, 32, 0])
+@pytest.mark.parametrize("rules", [None, pytest.param("fsdp_tp", marks=pytest.mark.slow)])
+def test_parts_of_the_vocabulary_give_what_all_of_it_gives(words, rules):
+  config = decoders.config(vocab_size=32, logit_softcap=9.0)
+  decoder, rng = decoders.decoder(config), np.random.default_rng(0)
+  hidden = 3 * rng.normal(size=(B, T, config.d_model)).astype(np.float32)
+  ids = rng.integers(0, 32, (3, B, T)).astype(np.int32)
+  logits = np.asarray(decoder.logits(decoder.final_norm(hidden)), np.float64)
+  opposite = np.asarray(decoder.logits(-decoder.final_norm(hidden)), np.float64)
+  if rules:
+    made = ModelDef(config, layouts.layout(rules, **SHARDED))
+    decoder = made.bind(jax.tree.map(
+      lambda leaf, like: jax.device_put(np.asarray(leaf), like.sharding),
+      nnx.to_pure_dict(nnx.state(decoder)), made.abstract,
+    ))  # fmt: skip
+  got, kl = found(decoder, hidden, ids, words)
+  log_p, other = (scipy.special.log_softmax(one, axis=-1) for one in (logits, opposite))
+  p = np.exp(log_p)
+  want = {"entropy": -np.sum(p * log_p, axis=-1)}
+  for name, tokens in zip(("input", "next", "shuffled"), ids, strict=True):
+    own = np.take_along_axis(log_p, tokens[..., None], axis=-1)
+    rank = 1 + np.sum(log_p > own, axis=-1)
+    want |= {f"{name}_nats": -own, f"{name}_rank": rank, f"{name}_log_rank": np.log(rank)}
+    want |= {f"{name}_probability": np.exp(own), f"{name}_first": rank == 1}
+  for name, values in want.items():
+    np.testing.assert_allclose(got[name], values.mean(), rtol=2e-6, err_msg=name)
+  np.testing.assert_allclose(kl, [0, np.sum(p * (log_p - other))], rtol=2e-6, atol=1e-4)
 
 
 def test_no_token_has_a_good_rank_where_logits_are_nan():
