@@ -30,7 +30,7 @@ CAPITALS = {
 def main(out: str, *folders: str) -> None:
   """Measures the models of the folders, and writes what was found into one file."""
   found = {pathlib.Path(folder).name: of_model(folder) for folder in folders}
-  pathlib.Path(out).write_text(json.dumps(found, indent=1) + "\n")
+  pathlib.Path(out).write_text(json.dumps(found) + "\n")
   for name, one in found.items():
     for key in ("subject_until", "last_from"):
       layers = [pair[key] for pair in one["pairs"]]

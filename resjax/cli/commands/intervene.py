@@ -4,8 +4,9 @@
   resjax intervene --hf=FOLDER --data=text.jsonl --layers=-3,-2,-1 --sites=mlp --out=FILE
 
 At one layer after another the sites of --sites become x ← alpha x + f(x); all others stay as they
-are, and nothing is trained. The command prints loss and emergence by layer and alpha, and writes
-the figures as JSON, which `resjax analyze --sensitivity=FILE` draws.
+are, and nothing is trained. The command prints by layer and alpha how much the loss grows, and
+where the next token emerges; and by layer and site the slope of the loss, which says what a mild
+cut does. The figures are written as JSON, which `resjax analyze --sensitivity=FILE` draws.
 configs/ablations/finetune_cuts.py trains from such cuts. The same command in several processes
 measures together; see `resjax.base.processes.initialize`.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import jax
+import numpy as np
 from absl import flags
 from rich.console import Console
 from rich.progress import Progress
@@ -74,19 +76,27 @@ def _measure(model: TrainedModel, alphas: list[float], layers: list[int]) -> Sen
 
 def show(found: Sensitivity, console: Console) -> None:
   """Prints the additional loss of every layer and alpha, and where the next token emerges."""
+  alphas = [f"alpha {alpha:g}" for alpha in found.alphas]
   difference = found.loss - found.baseline_loss
-  console.print(_table(found, [[f"{value:+.4f}" for value in row] for row in difference]))
+  console.print(_table(found, alphas, _with_errors(difference, found.errors)))
   terminal.say(
     console,
     f"{found.model} ({found.residual}) on {found.num_tokens:,} tokens of {found.corpus}: loss "
     f"{found.baseline_loss:.4f} nats per token; above it with x ← alpha x + f(x) at "
-    f"{' and '.join(found.sites)} of one layer",
+    f"{' and '.join(found.sites)} of one layer, ± standard errors over rows",
+  )
+  slopes = _with_errors(found.slopes, found.slope_errors)
+  console.print(_table(found, [f"slope {site}" for site in found.sites], slopes))
+  terminal.say(
+    console,
+    "slope: nats per token by which the loss grows with ln alpha of one site, at alpha 1; where it "
+    "is positive, a mild attenuation lowers the loss",
   )
   if found.prefix:
     terminal.say(console, found.prefix)
   if found.baseline_alignment is not None:
     rows = [[_emergence(alignment) for alignment in row] for row in found.alignments]
-    console.print(_table(found, rows))
+    console.print(_table(found, alphas, rows))
     terminal.say(
       console,
       f"after which layer the next token has half of the probability that it has in the end; -: "
@@ -94,8 +104,19 @@ def show(found: Sensitivity, console: Console) -> None:
     )
 
 
-def _table(found: Sensitivity, rows: list[list[str]]) -> terminal.Table:
-  table = terminal.Table(numbers=("layer", *(f"alpha {alpha:g}" for alpha in found.alphas)))
+def _with_errors(values: np.ndarray, errors: np.ndarray) -> list[list[str]]:
+  """Returns the texts of values with their standard errors; one row of tokens has none."""
+  return [
+    [
+      f"{value:+.4f}" + (f" ±{error:.4f}" if error >= 0 else "")
+      for value, error in zip(*row, strict=True)
+    ]
+    for row in zip(values, errors, strict=True)
+  ]
+
+
+def _table(found: Sensitivity, columns: list[str], rows: list[list[str]]) -> terminal.Table:
+  table = terminal.Table(numbers=("layer", *columns))
   for layer, row in zip(found.layers, rows, strict=True):
     table.add_row(str(layer), *row)
   return table

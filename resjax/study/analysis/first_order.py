@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from resjax.base import NOT_ASKED, Array, PyTree
+from resjax.base.sharding import Layout
 from resjax.data import MeasuredText
 from resjax.models import Decoder, loss_sums
 from resjax.study.analysis.path_intervention import attenuate, check_supported
@@ -41,7 +42,7 @@ def slopes(decoder: Decoder, text: MeasuredText) -> tuple[np.ndarray, np.ndarray
   graphdef, state = nnx.split(decoder)
 
   @functools.partial(jax.jit, out_shardings=layout.everywhere)
-  def by_row(state: PyTree, batch: Mapping[str, Array]) -> tuple[Array, Array]:
+  def by_row(state: PyTree, batch: Mapping[str, Array]) -> Array:
     rows = batch["inputs"].shape[0]
     shape = combinator.num_layers, len(combinator.sites), rows, 1, 1
     ones = layout.constrain(jnp.ones(shape), None, None, "batch", None, None)
@@ -51,12 +52,27 @@ def slopes(decoder: Decoder, text: MeasuredText) -> tuple[np.ndarray, np.ndarray
       hidden = model(batch["inputs"], batch["segment_ids"], batch["positions"])
       return loss_sums(model, hidden, batch, _LOSS_CHUNK).nats
 
-    asked = (batch["segment_ids"] != 0) & (batch["targets"] != NOT_ASKED)
-    return jax.grad(nats)(ones)[..., 0, 0], jnp.sum(asked, axis=-1)
+    return jax.grad(nats)(ones)[..., 0, 0]
 
   total = None
-  for batch in text.batches:
-    found, tokens = (np.asarray(a, np.float64) for a in by_row(state, layout.split(batch)))
-    sums = RowSums.of(found[..., None, :], tokens[None])
+  for batch in single_rows(text, layout):
+    found = np.asarray(by_row(state, layout.split(batch)), np.float64)
+    sums = RowSums.of(found[..., None, :], num_asked(batch, axis=-1)[None])
     total = sums if total is None else total + sums
   return total.mean()[..., 0], total.standard_error()[..., 0]
+
+
+def single_rows(text: MeasuredText, layout: Layout) -> list[Mapping[str, np.ndarray]]:
+  """Returns the batches of a text cut into batches of one row for each part of the batch axis."""
+  shards, found = layout.num_shards("batch"), []
+  for batch in text.batches:
+    count = len(batch["inputs"])
+    size = shards if count % shards == 0 else count
+    for first in range(0, count, size):
+      found.append({name: array[first : first + size] for name, array in batch.items()})
+  return found
+
+
+def num_asked(batch: Mapping[str, np.ndarray], axis: int | None = None) -> np.ndarray:
+  """Returns the number of tokens of a batch of which a next one is asked for, along an axis."""
+  return np.sum((batch["segment_ids"] != 0) & (batch["targets"] != NOT_ASKED), axis=axis)

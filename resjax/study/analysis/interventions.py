@@ -12,10 +12,12 @@ from flax import nnx
 from resjax.base import Array, PyTree
 from resjax.data import MeasuredText
 from resjax.models import Decoder, loss_sums
+from resjax.study.analysis import first_order
 from resjax.study.analysis.alignment import Alignment
 from resjax.study.analysis.measurement import Meter
 from resjax.study.analysis.path_intervention import attenuate, check_supported, cut_factors
 from resjax.study.analysis.sensitivity import Sensitivity
+from resjax.study.analysis.totals import RowSums
 
 _LOSS_CHUNK = 1024  # Tokens per data shard whose logits exist at a time.
 
@@ -35,6 +37,8 @@ def sensitivity(
   progress: Progress = lambda done, total: None,
 ) -> Sensitivity:
   """Returns the loss and the alignment of a decoder for cuts at each layer with each alpha.
+
+  The slopes of the loss, which one reverse pass gives for all sites, say the same of mild cuts.
 
   A cut is x ← α x + f(x) at the chosen sites of one layer, so a layer with two sites multiplies its
   input by α². All cuts share one compiled program for the loss and one for the alignment. A cut
@@ -56,16 +60,21 @@ def sensitivity(
   """
   check_supported(decoder)
   layers, sites, alphas = _chosen(decoder, layers, sites, alphas)
-  evaluate = _evaluation(decoder, text)
+  evaluate, tokens = _evaluation(decoder, text)
   align = _aligning(decoder, text, model) if alignment else None
-  baseline, uncut = evaluate(None), align(1.0, 0, sites) if align else None
-  loss, total = np.full((len(layers), len(alphas)), baseline), len(layers) * len(alphas)
+  whole, uncut = evaluate(None), align(1.0, 0, sites) if align else None
+  baseline, total = math.fsum(whole) / text.num_tokens, len(layers) * len(alphas)
+  loss, errors = np.full((len(layers), len(alphas)), baseline), np.zeros((len(layers), len(alphas)))
+  slopes, slope_errors = first_order.slopes(decoder, text)
+  chosen = np.ix_(layers, [decoder.combinator.sites.index(site) for site in sites])
   rows: list[list[Alignment]] = []
   for place, layer in enumerate(layers):
     rows.append([])
     for index, alpha in enumerate(alphas):
       if alpha != 1:
-        loss[place, index] = evaluate(cut_factors(decoder, layer, sites, alpha))
+        cut = evaluate(cut_factors(decoder, layer, sites, alpha))
+        loss[place, index] = math.fsum(cut) / text.num_tokens
+        errors[place, index] = RowSums.of((cut - whole)[None], tokens[None]).standard_error()[0]
       if align:
         rows[-1].append(uncut if uncut and alpha == 1 else align(alpha, layer, sites))
       progress(place * len(alphas) + index + 1, total)
@@ -79,6 +88,9 @@ def sensitivity(
     alphas=alphas,
     baseline_loss=baseline,
     loss=loss,
+    errors=errors,
+    slopes=slopes[chosen],
+    slope_errors=slope_errors[chosen],
     baseline_alignment=uncut,
     alignments=tuple(map(tuple, rows)) if align else (),
     prefix=text.prefix,
@@ -110,15 +122,18 @@ def _chosen(
   )
 
 
-def _evaluation(decoder: Decoder, text: MeasuredText) -> Callable[[np.ndarray | None], float]:
-  """Returns a function from factors [L, sites] to the loss of a text in nats per token.
+def _evaluation(
+  decoder: Decoder, text: MeasuredText
+) -> tuple[Callable[[np.ndarray | None], np.ndarray], np.ndarray]:
+  """Returns a function from factors [L, sites] to the nats of each row, and the rows' tokens.
 
   For None it evaluates the unchanged decoder, in a program of its own: compilers round bfloat16 at
-  other places where a program has factors.
+  other places where a program has factors. Rows that devices take together count as one.
   """
   layout = decoder.layout
   graphdef, state = nnx.split(decoder)
-  batches = [layout.split(batch) for batch in text.batches]
+  rows = first_order.single_rows(text, layout)
+  batches = [layout.split(batch) for batch in rows]
 
   @functools.partial(jax.jit, out_shardings=layout.everywhere)
   def nats(state: PyTree, batch: Mapping[str, Array], factors: Array | None) -> Array:
@@ -127,12 +142,12 @@ def _evaluation(decoder: Decoder, text: MeasuredText) -> Callable[[np.ndarray | 
     hidden = model(batch["inputs"], batch["segment_ids"], batch["positions"])
     return loss_sums(model, hidden, batch, _LOSS_CHUNK).nats
 
-  def evaluate(factors: np.ndarray | None) -> float:
+  def evaluate(factors: np.ndarray | None) -> np.ndarray:
     placed = None if factors is None else layout.copy(factors)
     sums = [nats(state, batch, placed) for batch in batches]
-    return math.fsum(map(float, jax.device_get(sums))) / text.num_tokens
+    return np.array(jax.device_get(sums), np.float64)
 
-  return evaluate
+  return evaluate, np.array([first_order.num_asked(batch) for batch in rows], np.float64)
 
 
 def _aligning(decoder: Decoder, text: MeasuredText, model: str) -> Callable[..., Alignment]:

@@ -35,6 +35,11 @@ class Sensitivity:
     alphas: the factors α, ascending.
     baseline_loss: the loss of the model without a cut, nats per token.
     loss: float64 [layers, alphas], nats per token; NaN or infinite where the model overflows.
+    errors: the standard errors of the losses less `baseline_loss` [layers, alphas], from how the
+      differences of rows differ; NaN with less than two rows.
+    slopes: ∂loss/∂ln α at α = 1 of each site alone, nats per token [layers, sites]: see
+      `resjax.study.analysis.first_order`. Where it is positive, a mild attenuation lowers the loss.
+    slope_errors: their standard errors [layers, sites], likewise.
     baseline_alignment: the alignment of the model without a cut, with all tokens in one group; None
       if it was not measured.
     alignments: the alignment for every cut, by layer and alpha; empty if not measured.
@@ -50,6 +55,9 @@ class Sensitivity:
   alphas: tuple[float, ...]
   baseline_loss: float
   loss: np.ndarray
+  errors: np.ndarray
+  slopes: np.ndarray
+  slope_errors: np.ndarray
   baseline_alignment: Alignment | None = None
   alignments: tuple[tuple[Alignment, ...], ...] = ()
   prefix: str = ""
@@ -81,6 +89,9 @@ class StoredSensitivity:
   alphas: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
   baseline_loss: float | None
   loss: list[Values]
+  errors: list[Values]
+  slopes: list[Values]
+  slope_errors: list[Values]
   baseline_alignment: StoredAlignment | None
   alignments: list[list[StoredAlignment]]
   prefix: str = ""
@@ -109,6 +120,9 @@ class StoredSensitivity:
       self.alphas,
       math.nan if self.baseline_loss is None else self.baseline_loss,
       matrix(self.loss, len(self.layers), len(self.alphas), "loss"),
+      matrix(self.errors, len(self.layers), len(self.alphas), "errors"),
+      matrix(self.slopes, len(self.layers), len(self.sites), "slopes"),
+      matrix(self.slope_errors, len(self.layers), len(self.sites), "slope_errors"),
       None if whole is None else whole.alignment(),
       tuple(tuple(one.alignment() for one in row) for row in self.alignments),
       self.prefix,

@@ -30,8 +30,11 @@ def test_a_hugging_face_folder(tmp_path):
   assert found.num_tokens == 200 and (found.loss[:, 1] == found.baseline_loss).all()
   assert found.alignments[1][0].positions == found.baseline_alignment.positions
   lines = output.splitlines()
-  shown = [f"{loss - found.baseline_loss:+.4f}" for loss in found.loss[1]]
-  assert ["2", *shown] in [line.split() for line in lines]
+  above = found.loss[1] - found.baseline_loss
+  for values, errors in ((above, found.errors[1]), (found.slopes[1], found.slope_errors[1])):
+    pairs = zip(values, errors, strict=True)
+    shown = [text for value, error in pairs for text in (f"{value:+.4f}", f"±{error:.4f}")]
+    assert ["2", *shown] in [line.split() for line in lines]
   assert "on 200 tokens of" in output and "after which layer the next token" in output
   assert lines[-1] == str(out)
 

@@ -1,5 +1,7 @@
 """The slopes of the loss equal finite differences of the loss of the attenuated model."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -46,8 +48,6 @@ def test_errors_are_those_of_the_rows_own_slopes():
 
 
 def text_of_row(row):
-  import dataclasses
-
   whole = text(64, 4)
   (batch,) = whole.batches
   return dataclasses.replace(

@@ -25,7 +25,7 @@ SIZES = {"vocab_size": 257, "max_positions": 16}
 ALPHAS = (0.0, 0.25, 1.0)
 
 
-def text(max_tokens=50, batch_size=2):
+def text(max_tokens=50, batch_size=1):
   options = {"seq_len": 16, "batch_size": batch_size, "max_tokens": max_tokens}
   return measured_text("words", make_texts(9), ByteTokenizer(), **options)
 
@@ -131,7 +131,7 @@ def test_a_cut_is_the_combinator_of_the_paper_bit_for_bit():
 
 
 def test_one_program_serves_all_layers_and_alphas(caplog):
-  decoder, words, told = made("llama"), text(100), []
+  decoder, words, told = made("llama"), text(100, 2), []
   with jax.log_compiles(), caplog.at_level(logging.WARNING):
     found = sensitivity(
       decoder, words, model="it", alphas=ALPHAS, progress=lambda *now: told.append(now)
@@ -178,10 +178,18 @@ def test_json_is_the_same_again():
   fields = {"model": "a", "corpus": "b", "num_tokens": 3, "residual": "gate", "layers": (0, 4)}
   fields |= {"sites": ("mlp",), "alphas": (0.0, 1 / 3), "baseline_loss": 0.1}
   fields["prefix"] = "a: nothing in front of texts, as its tokenizer's rules say"
-  want = Sensitivity(**fields, loss=np.array([[1 / 3, np.nan], [2.0, 1e-300]]))
+  arrays = {
+    "loss": np.array([[1 / 3, np.nan], [2.0, 1e-300]]),
+    "errors": np.array([[0.1, np.nan], [0.0, 1 / 7]]),
+    "slopes": np.array([[-0.1], [1 / 9]]),
+    "slope_errors": np.full((2, 1), np.nan),
+  }
+  want = Sensitivity(**fields, **arrays)
   got = Sensitivity.from_json(want.to_json())
-  np.testing.assert_array_equal(got.loss, want.loss)
-  assert dataclasses.asdict(got) | {"loss": 0} == dataclasses.asdict(want) | {"loss": 0}
+  for name in arrays:
+    np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+  others = dict.fromkeys(arrays, 0)
+  assert dataclasses.asdict(got) | others == dataclasses.asdict(want) | others
 
 
 @pytest.mark.parametrize(
@@ -205,6 +213,7 @@ def test_what_is_not_there(chosen, words):
   ("changes", "words"),
   [
     ({"loss": [[1.0]]}, "loss must have 2 rows of 1 numbers"),
+    ({"slopes": [[1.0]]}, "slopes must have 2 rows of 1 numbers"),
     ({"layers": []}, "layers: expected array of length >= 1"),
     ({"layers": [0, -1]}, r"layers\[1\] is -1"),
     ({"alignments": [[]]}, "alignments must have 0 rows of 0"),
@@ -215,7 +224,24 @@ def test_what_is_not_there(chosen, words):
 def test_other_json_is_named_in_one_line(changes, words):
   fields = {"model": "a", "corpus": "b", "num_tokens": 3, "residual": "gate", "layers": [0, 4]}
   fields |= {"sites": ["mlp"], "alphas": [0.5], "baseline_loss": None, "loss": [[1.0], [None]]}
+  fields |= {"errors": [[0.1], [None]], "slopes": [[0.1], [0.2]], "slope_errors": [[0.1], [0.0]]}
   fields |= {"baseline_alignment": None, "alignments": []}
   assert np.isnan(Sensitivity.from_json(json.dumps(fields)).baseline_loss)
   with pytest.raises(ValueError, match=f"^a.json: {words}"):
     Sensitivity.from_json(json.dumps(fields | changes), "a.json")
+
+
+def test_errors_are_those_of_paired_rows():
+  decoder = made("llama")
+  found = losses(decoder, text(64, 4), alphas=(0.5,), layers=(1,))
+  rows = [losses(decoder, of_row(text(64, 4), n), alphas=(0.5,), layers=(1,)) for n in range(4)]
+  above = np.array([row.loss[0, 0] - row.baseline_loss for row in rows])
+  np.testing.assert_allclose(found.loss[0, 0] - found.baseline_loss, above.mean(), rtol=1e-6)
+  np.testing.assert_allclose(found.errors[0, 0], above.std(ddof=1) / 2, rtol=1e-5)
+
+
+def of_row(words, row):
+  """The text with one row of its only batch, of 16 tokens."""
+  (batch,) = words.batches
+  alone = {name: array[row : row + 1] for name, array in batch.items()}
+  return dataclasses.replace(words, batches=(alone,), num_tokens=16)

@@ -19,12 +19,18 @@ def loss_curves(found: Sensitivity, alignment: Alignment) -> Figure:
   The alignment is that of the same model, whose shift the figure marks.
   """
   subtitle = f"{found.model}  |  {found.corpus}  |  n = {found.num_tokens:,} tokens"
-  note = f"{' and '.join(found.sites)} cut; uncut: {found.baseline_loss:.4f} nats per token"
+  note = (
+    f"{' and '.join(found.sites)} cut; uncut: {found.baseline_loss:.4f} nats per token; bands: 95 %"
+  )
   made, axes = panels.panel("Loss when a layer is cut", subtitle, note=note)
   x = np.array(found.layers) + 1.0  # The places where the layers end.
   above = np.where(np.isfinite(found.loss), found.loss - found.baseline_loss, np.nan)
   labels = [f"alpha {alpha:g}" for alpha in found.alphas]
-  chosen = [Line(label, x, above[:, i], i) for i, label in enumerate(labels)]
+  ends = [above - 1.96 * found.errors, above + 1.96 * found.errors]
+  chosen = [
+    Line(label, x, above[:, i], i, ends=(ends[0][:, i], ends[1][:, i]))
+    for i, label in enumerate(labels)
+  ]
   panels.layer_axis(axes, depth_positions.num_layers(alignment))
   axes.set_xlabel("layer that is cut")
   axes.set_ylabel("loss above uncut (nats per token)")
