@@ -18,7 +18,7 @@ import sys
 import numpy as np
 
 from resjax.cli.actions import loading
-from resjax.study.analysis import patching
+from resjax.study.analysis import patch
 
 CAPITALS = {
   "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo", "Germany": "Berlin",
@@ -47,7 +47,7 @@ def of_model(folder: str) -> dict:
       left_out += 1
       continue
     answers = tuple(answer(model, country) for country in (a, b))
-    patched = patching.patch(model.decoder, known[a], known[b], answers)
+    patched = patch(model.decoder, known[a], known[b], answers)
     (subject,) = np.flatnonzero(known[a] != known[b])[-1:]
     carried = {
       "subject": patched.recovered(patched.patched[:, subject]),

@@ -22,9 +22,11 @@ def results() -> list[Results]:
   loss[0, 0] = np.nan
   alphas = (0.0, 0.25, 1.0)
   moved = tuple(tuple(alignment(num_layers=2, seed=layer) for _ in alphas) for layer in (0, 1))
+  errors, slopes = np.full((2, 3), 0.02), np.array([[-0.1, 0.05], [0.02, 0.0]])
   cuts = Sensitivity(
-    NAMES[0], first.corpus, 500, "standard", (0, 1), SITES, alphas, 3.0, loss, first, moved
-  )
+    NAMES[0], first.corpus, 500, "standard", (0, 1), SITES, alphas, 3.0, loss, errors, slopes,
+    np.full((2, 2), 0.01), first, moved,
+  )  # fmt: skip
   second = alignment(NAMES[1], num_layers=3, seed=1)
   second = dataclasses.replace(second, readings={"closed": second.readings["closed"]})
   factors = StreamFactors(SITES, np.array([[1.5, 0.8], [0.5, 0.875]]), np.full((2, 2), 0.25))
