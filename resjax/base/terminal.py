@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import functools
 import html
 import io
 import os
@@ -22,6 +23,7 @@ LOG_WIDTH = 120  # columns of what is no terminal, unless $COLUMNS says otherwis
 _COLUMNS = 80
 _LEAST_NAME = 16  # columns that names keep where numbers need the rest
 _SECONDS_BETWEEN = 0.25  # two drawings of an output of a notebook
+_SECONDS_BETWEEN_LINES = 30.0  # in a log
 
 
 class _Console(Console):
@@ -142,24 +144,64 @@ def notebook_html(text: str, pictures: Iterable[bytes]) -> str:
   return f"<pre>{html.escape(text)}</pre>{''.join(figures)}"
 
 
-@contextlib.contextmanager
-def status(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-  """Gives a function that shows the current activity, until the context is left.
+class Status:
+  """Shows the current activity and when it will be done, until the context is left.
 
-  A terminal shows it on the standard error, a notebook below the cell, and anything else nowhere.
+  A terminal shows it on the standard error, a notebook below the cell, and anything else as a line
+  on the standard error where half a minute has passed since the last one. Use it by `status`.
   """
+
+  def __init__(self, console: Console, show: Callable[[str], object]):
+    self._console, self._show = console, show
+    self._doing, self._first = "", (0, 0.0)
+
+  def __call__(self, doing: str, done: int = 0, total: int = 0) -> None:
+    """Names the activity, of which some of all parts are done; 0 of 0 if that is not known."""
+    now = time.monotonic()
+    # The first part waits for the compiler, so the rest is judged by those behind it.
+    if doing != self._doing or not self._first[0]:
+      self._doing, self._first = doing, (done, now)
+    since, start = self._first
+    words = f"{doing}: {done / total:.0%} done" if total else doing
+    if since < done < total:
+      words += f", {in_time((total - done) * (now - start) / (done - since))} left"
+    self._show(words)
+
+  def say(self, text: str) -> None:
+    """Prints a line that stays, on the standard error."""
+    say(self._console, text)
+
+
+@contextlib.contextmanager
+def status(*, quiet: bool = False) -> Iterator[Status]:
+  """Gives a `Status`; a quiet one shows nothing, as in all processes but the first."""
   shown = console(stderr=True, quiet=quiet)
-  if not shown.is_jupyter:
-    with shown.status("") as line:
-      yield lambda doing: line.update(Text(doing))
-  elif quiet:
-    yield lambda doing: None
-  else:
+  if shown.is_jupyter and not quiet:
     output = NotebookOutput(Text())
     try:
-      yield lambda doing: output.refresh(Text(doing))
+      yield Status(shown, lambda words: output.refresh(Text(words)))
     finally:
       output.draw(Text())
+  elif shown.is_terminal:
+    with shown.status("") as line:
+      yield Status(shown, lambda words: line.update(Text(words)))
+  else:
+    yield Status(shown, functools.partial(_line, shown, [time.monotonic()]))
+
+
+def _line(console: Console, printed: list[float], words: str) -> None:
+  """Prints a line, unless the last one was printed a moment ago."""
+  if time.monotonic() - printed[-1] >= _SECONDS_BETWEEN_LINES:
+    say(console, words)
+    printed.append(time.monotonic())
+
+
+def in_time(seconds: float) -> str:
+  """Returns a duration in two digits or so: `45 s`, `12 min`, `2 h 5 min`."""
+  minutes = round(seconds / 60)
+  if seconds < 90:
+    return f"{seconds:.0f} s"
+  return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class NotebookOutput:

@@ -1,6 +1,7 @@
 """Flags of the commands that measure trained models on one text: which models, which text."""
 
 import dataclasses
+from collections.abc import Callable
 
 from absl import flags
 
@@ -11,6 +12,7 @@ from resjax.cli.model_flags import BATCH_SIZE, CHECKPOINTS, FOLDERS
 from resjax.data import FORMATS, MeasuredText
 from resjax.study import TrainedModel
 
+_MOST_TOKENS = 16384  # by default
 __all__ = ["CHECKPOINTS", "FOLDERS", "load", "read_text"]
 
 _DATA = flags.DEFINE_string(
@@ -25,9 +27,17 @@ _FORMAT = flags.DEFINE_enum(
 _FIELD = flags.DEFINE_string(
   "data_field", "text", "Field of JSON, column of Parquet or feature of TFDS that holds the text."
 )
-_TOKENS = flags.DEFINE_integer("tokens", 16384, "Most tokens of the text.", lower_bound=2)
+_TOKENS = flags.DEFINE_integer(
+  "tokens",
+  0,
+  "Most tokens of the text; 0: 16,384, and for analyze of large models on a CPU fewer.",
+  lower_bound=0,
+)
 _SEQ_LEN = flags.DEFINE_integer(
-  "seq_len", 0, "Tokens in a row; 0: as many as in training, for --hf at most 1024.", lower_bound=0
+  "seq_len",
+  0,
+  "Tokens in a row; 0: as many as in training, for --hf at most 1024, and fewer with few tokens.",
+  lower_bound=0,
 )
 
 
@@ -47,8 +57,15 @@ def load_one() -> TrainedModel:
   return load()[0]
 
 
-def read_text(model: TrainedModel) -> MeasuredText:
+def read_text(
+  model: TrainedModel, sizes: Callable[..., tuple[int, int]] = lambda model, *sizes: sizes
+) -> MeasuredText:
   """Returns the text of --data, encoded with the tokenizer of a model.
+
+  Args:
+    model: the model.
+    sizes: returns the most tokens and the length of rows to take, given the model and those of the
+      flags, where 0 stands for a default.
 
   Raises:
     ValueError: there is no text, or less than two tokens of it.
@@ -56,12 +73,13 @@ def read_text(model: TrainedModel) -> MeasuredText:
   data = _DATA.value or next(iter(CHECKPOINTS.value), None)
   if data is None:
     raise ValueError("no text; give --data a file, a folder, the folder of a run, or python-stdlib")
+  tokens, seq_len = sizes(model, _TOKENS.value, _SEQ_LEN.value)
   return loading.read_text(
     model,
     data,
-    max_tokens=_TOKENS.value,
+    max_tokens=tokens or _MOST_TOKENS,
     batch_size=BATCH_SIZE.value,
-    seq_len=_SEQ_LEN.value,
+    seq_len=seq_len,
     form=_FORMAT.value,
     field=_FIELD.value,
   )

@@ -68,3 +68,28 @@ def test_sentences_are_broken_between_words_on_a_terminal_alone():
     options = {"width": 15, "force_terminal": is_terminal, "color_system": None}
     terminal.say(terminal.console(file=stream, **options), text)
     assert [line.strip() for line in stream.getvalue().splitlines()] == want
+
+
+def test_a_log_says_how_far_work_is_every_half_minute(monkeypatch, capsys):
+  now = [0.0]
+  monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+  with terminal.status() as status:
+    status("loading")
+    for done in range(9):
+      status("measuring [b]", done, 8)
+      now[0] += 20 if done else 100  # the compiler takes its time
+    status.say("as it is: [b]")
+  assert capsys.readouterr().err.splitlines() == [
+    "measuring [b]: 12% done", "measuring [b]: 38% done, 2 min left",
+    "measuring [b]: 62% done, 60 s left", "measuring [b]: 88% done, 20 s left", "as it is: [b]",
+  ]  # fmt: skip
+  with terminal.status(quiet=True) as status:
+    status("measuring")
+    status.say("nothing")
+  assert capsys.readouterr().err == ""
+
+
+def test_durations_are_rounded():
+  assert [terminal.in_time(seconds) for seconds in (7.4, 89, 91, 3500, 7500)] == [
+    "7 s", "89 s", "2 min", "58 min", "2 h 5 min",
+  ]  # fmt: skip

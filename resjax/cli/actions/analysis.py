@@ -1,6 +1,7 @@
 """Measures at which depth models turn to the next token, and writes the page about it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +15,17 @@ from resjax.study.analysis import (
   ProbeConfig,
   Sensitivity,
   depth_positions,
+  expected_seconds,
   heat_map,
   measure,
   stream_factors,
 )
 from resjax.study.analysis.report import Results, factor_table, heat_table, page
 
+# By default an analysis on a CPU has as many tokens as take this many FLOPs, a minute or two of two
+# cores; and its rows are so short that there are enough of them for intervals.
+_MOST_FLOPS, _MOST_TOKENS, _LEAST_ROWS, _LEAST_LENGTH = 2e13, 16384, 16, 128
+_SAID = 10.0  # the seconds from which on it is said before how long a measurement will take
 _SHOWN = 48  # how many tokens of the data the table shows where no text is given
 
 
@@ -102,11 +108,16 @@ class Prepared:
   of_data: bool
   sensitivities: Sequence[Sensitivity]
 
-  def measure(self, config: ProbeConfig) -> Results:
+  def measure(self, config: ProbeConfig, progress: Callable[[int, int], None]) -> Results:
     """Measures the model; all processes call this together."""
     model, rows = self.model, self._rows_here()
     alignment = measure(
-      model.decoder, **rows, model=model.name, corpus=self.data.name, config=config
+      model.decoder,
+      **rows,
+      model=model.name,
+      corpus=self.data.name,
+      config=config,
+      progress=progress,
     )
     factors = stream_factors.measure(model.decoder, **rows)
     cells = heat_map.heat_map(model.decoder, self.shown, config.every)
@@ -123,14 +134,41 @@ class Prepared:
 
 
 def measure_all(
-  models: Sequence[Prepared], config: ProbeConfig, status: Callable[[str], None]
+  models: Sequence[Prepared], config: ProbeConfig, status: terminal.Status
 ) -> list[Results]:
-  """Measures models one after another; `status` is called with a description of each activity."""
+  """Measures models one after another; `status` shows each, and how long it will take."""
   found = []
   for one in models:
-    status(f"measuring {one.model.name}")
-    found.append(one.measure(config))
+    doing, (rows, length) = f"measuring {one.model.name}", one.data.batches[0]["inputs"].shape
+    status(doing)
+    tokens = rows * length * len(one.data.batches)
+    seconds = expected_seconds(one.model.decoder, tokens, length, config)
+    if seconds >= _SAID:
+      status.say(
+        f"{doing}: {one.data.num_tokens:,} tokens in rows of {length:,}, about "
+        f"{terminal.in_time(seconds)}"
+      )
+    found.append(one.measure(config, functools.partial(status, doing)))
   return found
+
+
+def sizes(
+  config: ProbeConfig, model: TrainedModel, tokens: int = 0, seq_len: int = 0
+) -> tuple[int, int]:
+  """Returns the most tokens of an analysis, and the length of rows, each by default where it is 0.
+
+  That is 16,384 tokens in rows as in training; on CPUs as many as take 2e13 FLOPs at most, in rows
+  of 128 tokens or more that are halved until there are 16 of them.
+  """
+  length = seq_len or model.seq_len
+  if tokens or model.decoder.layout.platform != "cpu":
+    return tokens or _MOST_TOKENS, length
+  affordable = int(_MOST_FLOPS / config.flops_per_token(model.decoder, length))
+  tokens = min(_MOST_TOKENS, max(affordable, _LEAST_ROWS * _LEAST_LENGTH))
+  if not seq_len and tokens < _MOST_TOKENS:
+    while length >= 2 * _LEAST_LENGTH and tokens < _LEAST_ROWS * length:
+      length //= 2
+  return tokens, length
 
 
 def write(results: Sequence[Results], folder: Location, *, titles: bool = False) -> Analysis:

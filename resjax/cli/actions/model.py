@@ -183,7 +183,7 @@ class ModelActions(abc.ABC):
     compare: Sequence["ModelActions"] = (),
     every: str = "layer",
     readings: Sequence[str] = READINGS,
-    tokens: int = 16384,
+    tokens: int = 0,
     seq_len: int = 0,
     batch_size: int = 8,
     data_format: str = "auto",
@@ -200,8 +200,9 @@ class ModelActions(abc.ABC):
       compare: other models, which are drawn over this one by relative depth.
       every: after what the state is decoded, `layer` or `site`.
       readings: what is decoded, see `resjax.study.analysis.alignment.READINGS`.
-      tokens: the most tokens of the data.
-      seq_len: the tokens in a row; 0: as many as in training, of a pretrained model at most 1024.
+      tokens: the most tokens of the data; 0: 16,384, and fewer of large models on a CPU.
+      seq_len: the tokens in a row; 0: as many as in training, of a pretrained model at most 1024,
+        and fewer where there are fewer tokens.
       batch_size: the number of rows at a time.
       data_format: the format of files, one of `resjax.data.config.FORMATS`.
       data_field: the field of JSON, column of Parquet or feature of TFDS that holds the text.
@@ -214,16 +215,16 @@ class ModelActions(abc.ABC):
     from resjax.cli.actions import analysis
 
     analysis.check_text(text)
-    check_least(2, tokens=tokens)
     check_least(1, batch_size=batch_size)
-    check_least(0, seq_len=seq_len)
+    check_least(0, seq_len=seq_len, tokens=tokens)
     config = ProbeConfig(every=every, readings=tuple(readings))
     source = os.fspath(data or "") or (self.workdir and str(self.workdir))
     if not source:
       raise ValueError("no text; give data=: a file, a folder, the workdir of a run, python-stdlib")
 
     def read(model: TrainedModel) -> MeasuredText:
-      sizes = {"max_tokens": tokens, "batch_size": batch_size, "seq_len": seq_len}
+      most, length = analysis.sizes(config, model, tokens, seq_len)
+      sizes = {"max_tokens": most, "batch_size": batch_size, "seq_len": length}
       return loading.read_text(model, source, **sizes, form=data_format, field=data_field)
 
     with terminal.status() as status:

@@ -49,7 +49,9 @@ def main() -> None:
   analysis.check_text(_TEXT.value)
   command.check_text(_TEXT.value or "", "--text")
   found = [_sensitivity(path) for path in _SENSITIVITIES.value]
-  models = analysis.prepare(text_flags.load(), text_flags.read_text, _TEXT.value, found)
+  sizes = functools.partial(analysis.sizes, config)
+  read_text = functools.partial(text_flags.read_text, sizes=sizes)
+  models = analysis.prepare(text_flags.load(), read_text, _TEXT.value, found)
   folder = locations.path(_OUT.value, "--out", writable=True)
   if first:
     locations.make_folder(folder, "--out")

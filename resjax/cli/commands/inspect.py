@@ -17,11 +17,10 @@ All combinators can be inspected; attribution refuses those for which parts are 
 docs/readings.md says how the numbers compare with other tools'.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,7 +28,6 @@ import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.progress import Progress
 
 from resjax.base import Location, locations, processes, terminal
 from resjax.cli import command, text_flags
@@ -95,13 +93,13 @@ def _folder() -> Location:
 def _lens(model: TrainedModel, folder: Location, console: Console) -> None:
   """Trains a tuned lens, saves it and shows how it compares with the logit lens."""
   text = text_flags.read_text(model)
-  with _shown("training") as progress:
+  with terminal.status(quiet=jax.process_index() != 0) as status:
     lens, found = tuned_lens.train(
       model.decoder,
       text,
       steps=_STEPS.value,
       learning_rate=_RATE.value,
-      progress=progress,
+      progress=functools.partial(status, "training"),
     )
   positions = ProbeConfig().positions(model.decoder.combinator)
   table = terminal.Table(
@@ -160,14 +158,14 @@ def _patching(model: TrainedModel, folder: Location, console: Console) -> None:
   answers = _answers(model, most=2)
   if len(answers) == 1:
     raise ValueError(f"--answer={_ANSWERS.value[0]!r} alone; give two answers to compare, or none")
-  with _shown("patching") as progress:
+  with terminal.status(quiet=jax.process_index() != 0) as status:
     found = patch(
       model.decoder,
       clean,
       corrupted,
       (answers[0], answers[1]) if answers else None,
       every=_EVERY.value,
-      progress=progress,
+      progress=functools.partial(status, "patching"),
     )
   shares, words = found.recovered(found.patched), _words(model, clean)
   table = terminal.Table("after", numbers=("all tokens", "best single token"))
@@ -224,25 +222,6 @@ def _answers(model: TrainedModel, most: int) -> tuple[int, ...]:
 
 def _words(model: TrainedModel, tokens: Sequence[int] | np.ndarray) -> list[str]:
   return [visible(model.tokenizer.piece(int(token))) for token in tokens]
-
-
-@contextlib.contextmanager
-def _shown(what: str) -> Iterator[Callable[[int, int], None]]:
-  """Yields a function that shows the progress of some work on the standard error."""
-  bar = Progress(
-    console=terminal.console(stderr=True, quiet=jax.process_index() != 0), transient=True
-  )
-  task = bar.add_task(what, total=None)
-
-  def show(done: int, total: int) -> None:
-    bar.start()  # Work that is refused before its first step shows no bar.
-    bar.update(task, completed=done, total=total)
-
-  try:
-    yield show
-  finally:
-    if bar.live.is_started:
-      bar.stop()
 
 
 def _write(

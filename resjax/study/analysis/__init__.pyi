@@ -15,6 +15,7 @@ from .alignment import to_plain as to_plain
 from .attribution import Attribution as Attribution
 from .attribution import attribute as attribute
 from .measurement import Meter as Meter
+from .measurement import expected_seconds as expected_seconds
 from .measurement import make_probe_step as make_probe_step
 from .measurement import measure as measure
 from .patching import Patching as Patching

@@ -2,10 +2,12 @@
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.stages import Wrapped
@@ -18,6 +20,9 @@ from resjax.study.analysis.probing import PROBED, ProbeConfig, ProbeSums, probe_
 from resjax.study.analysis.token_groups import frequency_deciles, next_counts
 from resjax.study.analysis.totals import Totals
 
+_OVER_PRODUCTS = 1.2  # the time of a measurement beside that of its matrix products
+Progress = Callable[[int, int], None]
+"""A function that is called as progress(done, total)."""
 ProbeStep = Callable[..., ProbeSums]
 """The function that `make_probe_step` returns."""
 
@@ -33,6 +38,7 @@ def measure(
   seed: int = 0,
   num_bootstrap: int = 1000,
   level: float = 0.95,
+  progress: Progress = lambda done, total: None,
 ) -> Alignment:
   """Returns the alignment of a decoder, which is the same for any sharding and any processes.
 
@@ -49,12 +55,37 @@ def measure(
     seed: the seed of shuffled targets and of the bootstrap.
     num_bootstrap: the number of resamples for the confidence interval of the switch.
     level: the confidence level of that interval.
+    progress: is called after every batch.
 
   Raises:
     ValueError: No token has a next token in its segment.
   """
   meter = Meter(decoder, batches, batch_size=batch_size, corpus=corpus, config=config, seed=seed)
-  return meter.measure(nnx.state(decoder), model, num_bootstrap=num_bootstrap, level=level)
+  options = {"num_bootstrap": num_bootstrap, "level": level, "progress": progress}
+  return meter.measure(nnx.state(decoder), model, **options)
+
+
+def expected_seconds(decoder: Decoder, num_tokens: int, length: int, config: ProbeConfig) -> float:
+  """Returns about how long `measure` will take, from the time of a product with part of the head.
+
+  Args:
+    decoder: the decoder, on devices of this process.
+    num_tokens: the number of tokens, with padding.
+    length: the number of tokens in a row T.
+    config: what to measure.
+  """
+  width = decoder.config.d_model
+  rows, words = (jnp.ones((size, width), decoder.config.dtype) for size in (512, 8192))
+  product = jax.jit(lambda rows, words: jnp.max(rows @ words.T))
+  product(rows, words).block_until_ready()
+  times = []
+  for _ in range(3):
+    start = time.perf_counter()
+    product(rows, words).block_until_ready()
+    times.append(time.perf_counter() - start)
+  rate = 2 * 512 * 8192 * width / min(times)
+  flops = num_tokens * config.flops_per_token(decoder, length)
+  return _OVER_PRODUCTS * flops / rate / max(1, decoder.layout.mesh.size)
 
 
 def make_probe_step(
@@ -139,6 +170,7 @@ class Meter:
     *,
     num_bootstrap: int = 1000,
     level: float = 0.95,
+    progress: Progress = lambda done, total: None,
     around_batch: Callable[[], AbstractContextManager] = contextlib.nullcontext,
   ) -> Alignment:
     """Returns the alignment of a decoder.
@@ -148,6 +180,7 @@ class Meter:
       model: the name of the model.
       num_bootstrap: the number of resamples for the confidence interval of the switch.
       level: the confidence level of that interval.
+      progress: is called as progress(done, total) after every batch.
       around_batch: returns the context in which a batch is measured; an exception of the context
         ends the measurement.
     """
@@ -156,6 +189,7 @@ class Meter:
       with around_batch():
         index = self._copy(np.array(number, np.int32))
         totals.add(jax.device_get(self._step(state, self._place(batch), *self._table, index)))
+      progress(number + 1, len(self._batches))
     return totals.alignment(
       model,
       self._corpus,

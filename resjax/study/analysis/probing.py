@@ -10,7 +10,7 @@ from jax import lax
 
 from resjax.base import Array, PyTree
 from resjax.combinators import OUTPUT, Combinator
-from resjax.models import Decoder, Probed, SiteVisit
+from resjax.models import Decoder, Probed, SiteVisit, forward_flops_per_token
 from resjax.study.analysis.alignment import READINGS, DepthPosition
 from resjax.study.analysis.lens import Lens, LensInputs, grouped
 from resjax.study.analysis.token_groups import candidates, group_weights
@@ -65,6 +65,21 @@ class ProbeConfig:
       DepthPosition(-1, "embedding"),
       *(DepthPosition(layer, site) for layer in layers for site in sites),
     )
+
+  def flops_per_token(self, decoder: Decoder, length: int) -> float:
+    """Returns the FLOPs of the matrix products that probes of rows of `length` tokens T take.
+
+    One output head is part of a forward pass, and the others are P R for P positions and R readings
+    that differ, and those of every n-th token once more, with that of the final prediction.
+    """
+    config, combinator = decoder.config, decoder.combinator
+    once = reads_the_stream(combinator, config.dtype)
+    measured = dataclasses.replace(self, readings=("closed",)) if once else self
+    positions = len(self.positions(combinator))
+    heads = positions * len(measured.readings)
+    heads += (heads + 1) / measured.stride(positions, length) - 1
+    head = 2 * config.vocab_size * config.d_model
+    return forward_flops_per_token(config, combinator, length) + heads * head
 
   def stride(self, num_positions: int, length: int) -> int:
     """Returns the n of `kl_every`, given the number P of positions and the length T of rows."""

@@ -42,9 +42,9 @@ def test_their_states_are_the_same(name):
   assert np.array_equal(closed, read) == (name in SAME)
 
 
-def probed(name, readings):
+def probed(name, readings, **changes):
   """Returns a compiled function of tokens that measures these readings of a decoder."""
-  config = decoders.config("llama", name)
+  config = decoders.config("llama", name, **changes)
   decoder = decoders.decoder(config)
   graphdef, state = nnx.split(decoder)
   tokens = decoders.tokens(config)
@@ -68,3 +68,13 @@ def test_the_same_states_are_measured_once():
   for part in (found.readings, found.kl):
     assert set(part) == set(READINGS)
     np.testing.assert_array_equal(part["closed"], part["read"])
+
+
+@pytest.mark.parametrize("name", ["standard", "unet_skips"])
+def test_the_products_are_counted(name):
+  compiled, _ = probed(name, READINGS, vocab_size=4096)
+  decoder = decoders.shapes(decoders.config("llama", name, vocab_size=4096))
+  asked = ProbeConfig(readings=READINGS, kl_every=4)
+  want = matrix_flops(hlo.parse(compiled.as_text())) / 24  # tokens
+  # In the program every token attends to all, and there is a product for each candidate.
+  assert want == pytest.approx(asked.flops_per_token(decoder, 12), rel=0.06)
