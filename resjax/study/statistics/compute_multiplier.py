@@ -194,10 +194,10 @@ def multipliers(law: ScalingLaw, reference: Ladder, arm: Ladder) -> list[Multipl
   S = (C_ref / C_arm) · ((L_ref − L∞) / (L_arm − L∞))^(1/α) · speed_arm / speed_ref
 
   C and speed are in the law's currency, and the first factor is 1 for equal compute. The last one
-  is left out unless both speeds are known. The interval is for log S, by the delta method:
-  errors of all losses have the spread of the law, and errors of the reference's losses also move
-  floor and exponent; Student's t has the freedom of the law. Errors of the speeds are left
-  out.
+  is left out unless both speeds are known. The interval is for log S, by the delta method: errors
+  of the reference's losses have the spread of the law, and also move floor and exponent; those of
+  the arm's losses have the arm's own spread around a power of compute above the same floor.
+  Student's t has the freedom of both by Satterthwaite. Errors of the speeds are left out.
 
   Args:
     law: what `fit` returned for the reference.
@@ -206,39 +206,51 @@ def multipliers(law: ScalingLaw, reference: Ladder, arm: Ladder) -> list[Multipl
 
   Raises:
     ValueError: the ladders differ in the number of rungs.
+
+  Source:
+    Satterthwaite 1946, An approximate distribution of estimates of variance components.
   """
-  if len(arm.losses) != len(reference.losses):
-    raise ValueError(
-      f"{len(arm.losses)} rungs of the arm, {len(reference.losses)} of the reference"
-    )
+  theirs, own = np.asarray(reference.losses, float), np.asarray(arm.losses, float)
+  if len(own) != len(theirs):
+    raise ValueError(f"{len(own)} rungs of the arm, {len(theirs)} of the reference")
   factor = reference.compute(law.currency) / arm.compute(law.currency)
   speeds = reference.speed(law.currency), arm.speed(law.currency)
   if speeds[0] is not None and speeds[1] is not None:
     factor = factor * speeds[1] / speeds[0]
-  t = stats.t.ppf(0.5 + _LEVEL / 2, law.freedom)
-  pairs = reference.losses, arm.losses
-  return [_multiplier(law, *pairs, rung, math.log(f), t) for rung, f in enumerate(factor)]
+  reached = own > law.floor
+  above, own_above = theirs - law.floor, np.where(reached, own - law.floor, 1.0)
+  ratio = np.log(above / own_above) / law.exponent
+  moves = np.stack([1 / own_above - 1 / above, -ratio], axis=-1) @ law.sensitivity
+  answers = (moves + np.diag(theirs / above)) / law.exponent
+  spread, freedom = _own_spread(arm.compute(law.currency)[reached], own[reached], law.floor)
+  variances = np.stack(
+    [((law.spread * answers) ** 2).sum(axis=-1), (spread * own / own_above / law.exponent) ** 2]
+  )
+  total = variances.sum(axis=0)
+  with np.errstate(invalid="ignore"):  # 0 / 0 without any spread, and ∞ / ∞
+    shared = total**2 / (variances**2 / [[law.freedom], [freedom]]).sum(axis=0)
+  t = stats.t.ppf(0.5 + _LEVEL / 2, shared)
+  half = np.where(np.isnan(shared), total, t * np.sqrt(total))
+  with np.errstate(over="ignore"):
+    ends = np.exp(np.log(factor) + ratio + np.stack([np.zeros(len(own)), -half, half])).T.tolist()
+  unbounded = Multiplier(math.inf, 0.0, math.inf)
+  return [Multiplier(*one) if r else unbounded for one, r in zip(ends, reached, strict=True)]
 
 
-def _multiplier(
-  law: ScalingLaw,
-  reference: Sequence[float],
-  arm: Sequence[float],
-  rung: int,
-  log_factor: float,
-  t: float,
-) -> Multiplier:
-  above, arm_above = reference[rung] - law.floor, arm[rung] - law.floor
-  if arm_above <= 0:
-    return Multiplier(math.inf, 0.0, math.inf)
-  ratio = math.log(above / arm_above) / law.exponent
-  by_floor = (1 / arm_above - 1 / above) / law.exponent
-  answers = np.array([by_floor, -ratio / law.exponent]) @ law.sensitivity
-  answers[rung] += reference[rung] / above / law.exponent
-  own = arm[rung] / arm_above / law.exponent
-  half = t * law.spread * math.sqrt(answers @ answers + own**2)
-  log_s = log_factor + ratio
-  return Multiplier(*(math.exp(min(value, 700.0)) for value in (log_s, log_s - half, log_s + half)))
+def _own_spread(compute: np.ndarray, losses: np.ndarray, floor: float) -> tuple[float, int]:
+  """Returns the deviation of log L from the line of log(L − L∞) over log C, and its freedom.
+
+  Two rungs lie on any line, and say nothing: their deviation is infinite.
+  """
+  freedom = len(losses) - 2
+  if freedom < 1:
+    return math.inf, 1
+  above = losses - floor
+  weights = above / losses  # an error of log(L − L∞) in one of log L
+  design = np.stack([np.ones(len(losses)), np.log(compute)], axis=-1)
+  y = weights * np.log(above)
+  line = np.linalg.lstsq(design * weights[:, None], y, rcond=None)[0]
+  return float(np.linalg.norm(y - design @ line * weights)) / math.sqrt(freedom), freedom
 
 
 def verdict(found: Sequence[Multiplier], compute: Sequence[float] | np.ndarray) -> tuple[bool, str]:
