@@ -15,6 +15,7 @@ BENCHMARKS = {
   "train": "MFU and input wait of a run on a GPU; a killed run must end in the same bits",
   "prefill": "time and memory of a prompt's prefill; transformers with SDPA beside it",
   "score": "tokens per second of the scorer of evaluations, a plain forward pass beside it",
+  "analyze": "time of an analysis, a loop of its matrix products beside it",
   "together": "runs in one program against the same runs one by one",
   "systems": "parameters, state, FLOPs and memory traffic of every residual system",
   "exported": "first and next token of exported models in transformers, beside Llama's",
