@@ -4,9 +4,9 @@
   python -m docs.recompute --check  # exits with 1 if one differs
 
 On a page a number stands between `<!--SOURCE.NAME-->` and `<!--/-->`, where SOURCE is a key of
-`SOURCES` and NAME one of what its function returns, or SOURCE is a file of docs/findings and NAME
-what docs/findings/statements.py says. A mark does not begin a line, which would make HTML of the
-whole line, unless it stands alone there, above a table; behind a backtick it is none.
+`SOURCES` and NAME one of what its function returns, or SOURCE is a file or a sweep of docs/findings
+and NAME what docs/findings/statements.py says. A mark does not begin a line, which would make HTML
+of the whole line, unless it stands alone there, above a table; behind a backtick it is none.
 """
 
 import pathlib
@@ -28,7 +28,7 @@ _MARKED = re.compile(r"(?<!`)(<!--(\w+)\.(\S+?)-->)(.*?)(<!--/-->)", re.DOTALL)
 
 def numbers() -> dict[str, str]:
   """Returns all numbers by their names."""
-  found = {source: made() for source, made in SOURCES.items()} | statements.numbers()
+  found = statements.numbers() | {source: made() for source, made in SOURCES.items()}
   return {f"{source}.{name}": text for source, made in found.items() for name, text in made.items()}
 
 

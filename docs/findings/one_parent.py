@@ -13,10 +13,10 @@ from collections.abc import Mapping
 import numpy as np
 from scipy import stats
 
-from docs.findings import words
+from docs.findings import statements, words
 from resjax.study.analysis.report import results
 from resjax.study.statistics import Contrast, against_best, compare
-from resjax.study.sweeps import Result, comparison, plan, table
+from resjax.study.sweeps import Result, table
 
 FOLDER = pathlib.Path(__file__).with_suffix("")
 CHOOSING = (1, 2)  # the seeds that choose the best cut
@@ -40,28 +40,18 @@ def main(sweep: str, analysis: str = "") -> None:
 def numbers(folder: pathlib.Path = FOLDER) -> dict[str, str]:
   """Returns the figures of C3 and C4 that docs/findings.md has.
 
-  An arm stands for its difference from `unchanged`, `best.ARM` for that from the best cut.
+  Those of the sweep are an arm's difference from `unchanged`; `best.ARM` is that from the best cut.
   """
-  runs = table.read(folder).runs
-  planned = plan.read(folder)
-  assert planned is not None
-  shown = comparison.make(planned, runs)
-  rows = {row.contrast.arm: row for row in (*shown.planned, *shown.afterwards)}
-  values = by_arm(runs)
+  stored = table.read(folder)
+  assert stored.comparison is not None
+  (token,) = (r for r in stored.comparison.planned if r.contrast.arm == "gate-token")
+  assert token.margin is not None and token.difference is not None
+  values = by_arm(stored.runs)
   cuts = {arm: by for arm, by in values.items() if arm.startswith("cut")}
   gates = [arm for arm in values if arm.startswith("gate")]
   best = against_best(values, gates, list(cuts), CHOOSING)
-  found: dict[str, str] = {}
-  for arm, row in rows.items():
-    assert row.difference is not None
-    found[arm] = words.difference(row.difference)
-    found[f"{arm}.verdict"] = row.verdict + ", within the margin" * row.is_small
-  token = rows["gate-token"]
-  assert token.margin is not None and token.difference is not None
-  share = round(token.margin / abs(token.difference.mean))
-  return found | {
-    "margin": f"{token.margin:.4f}",
-    "token_share": f"1/{share}",
+  return statements.of_sweep(folder) | {
+    "token_share": f"1/{round(token.margin / abs(token.difference.mean))}",
     "cuts": heterogeneity(cuts),
     "best": f"`{best[0].contrast.reference}`",
     **{f"best.{one.contrast.arm}": words.difference(one) for one in best},

@@ -1,10 +1,14 @@
-"""Figures of statements that a JSON file beside this one has whole: its values and its questions.
+"""Figures of statements that files beside this one have whole: values and questions.
 
 docs/findings/NAME.json holds `values` (for each arm, such as a model, its value by seed or text),
 `contrasts` (pairs of arms whose values belong together, tested as one family), `unit` (what stands
 behind a mean), `where` (of what the statement holds) and `command` (what gives the values). A page
 has `<!--NAME.ARM-->` for a mean, `<!--NAME.ARM-OTHER-->` for a paired difference,
 `<!--NAME.where-->` and `<!--NAME.command-->`.
+
+docs/findings/NAME/ may also be a sweep, with its plan.json and results.json. Then a page has
+`<!--NAME.ARM-->` for the difference of an arm from the baseline, `<!--NAME.ARM-OTHER-->` for one
+from another reference, either with `.verdict` behind it, and `<!--NAME.margin-->`.
 """
 
 import dataclasses
@@ -13,6 +17,7 @@ import pathlib
 from docs.findings import words
 from resjax.base import typed_json
 from resjax.study.statistics import Contrast, compare
+from resjax.study.sweeps import comparison, plan, table
 
 FOLDER = pathlib.Path(__file__).parent
 
@@ -38,7 +43,25 @@ class Statement:
 
 
 def numbers() -> dict[str, dict[str, str]]:
-  """Returns the figures of every statement that has a file, by the name of the file."""
-  return {
+  """Returns the figures of every statement and every sweep, by the name of its file or folder."""
+  files = {
     path.stem: typed_json.read(path, Statement).numbers() for path in sorted(FOLDER.glob("*.json"))
   }
+  plans = sorted(FOLDER.glob("*/plan.json"))
+  return files | {path.parent.name: of_sweep(path.parent) for path in plans}
+
+
+def of_sweep(folder: pathlib.Path) -> dict[str, str]:
+  """Returns what the contrasts of a sweep show, computed from its plan and its runs."""
+  planned = plan.read(folder)
+  assert planned is not None
+  shown = comparison.make(planned, table.read(folder).runs)
+  found: dict[str, str] = {}
+  for row in (*shown.planned, *shown.afterwards):
+    other = row.contrast.reference
+    name = row.contrast.arm + f"-{other}" * (other != planned.questions.baseline)
+    found[f"{name}.verdict"] = row.verdict + ", within the margin" * row.is_small
+    if row.difference is not None and row.margin is not None:
+      found[name] = words.difference(row.difference)
+      found["margin"] = f"{row.margin:.2g}"
+  return found
