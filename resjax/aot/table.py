@@ -51,8 +51,8 @@ def show_report(report: Report, target: AbsentSlices, console: Console) -> None:
 def show_refusal(error: DoesNotFitError, changes: Sequence[str], console: Console) -> None:
   """Prints how much memory is missing, and what to change."""
   given = error.arguments
-  table = _table("HBM of one device, GiB")
-  for name, size in (
+  _show_sizes(
+    console,
     ("parameters", given.parameters),
     ("optimizer moments", given.optimizer),
     ("batch", given.batch),
@@ -60,9 +60,7 @@ def show_refusal(error: DoesNotFitError, changes: Sequence[str], console: Consol
     ("needed", error.required),
     ("available", error.available),
     ("missing", error.shortfall),
-  ):
-    table.add_row(name, _gib(size))
-  console.print(table)
+  )
   terminal.say(console, f"does not fit: {error}. What to change, one after the other:")
   for number, change in enumerate(changes, 1):
     terminal.say(console, f"  {number}. {change}")
@@ -90,8 +88,8 @@ def show_try(one: Try, console: Console) -> None:
 
 def _show_memory(memory: Memory, target: AbsentSlices, console: Console) -> None:
   given, chip = memory.arguments, target.part.chip
-  table = _table("HBM of one device, GiB")
-  for name, size in (
+  _show_sizes(
+    console,
     ("parameters", given.parameters),
     ("optimizer moments", given.optimizer),
     ("batch", given.batch),
@@ -101,21 +99,22 @@ def _show_memory(memory: Memory, target: AbsentSlices, console: Console) -> None
     ("generated code", memory.code),
     ("needed", memory.total),
     (f"available of {chip.device_memory:g}", chip.available_memory * GIB),
-  ):
-    table.add_row(name, _gib(size))
-  console.print(table)
+  )
   terminal.say(
     console,
     f"the step fits; {memory.donated / GIB:.2f} GiB of output take the place of donated arguments",
   )
 
 
+def _show_sizes(console: Console, *rows: tuple[str, float]) -> None:
+  table = _table("HBM of one device, GiB")
+  for name, size in rows:
+    table.add_row(name, f"{size / GIB:.3f}")
+  console.print(table)
+
+
 def _table(title: str) -> terminal.Table:
   return terminal.Table("", numbers=("",), title=title, title_justify="left", show_header=False)
-
-
-def _gib(size: float) -> str:
-  return f"{size / GIB:.3f}"
 
 
 def _tera(flops: float | None) -> str:

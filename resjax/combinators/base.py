@@ -195,9 +195,7 @@ class Combinator(nnx.Module):
     A combinator may fuse a `PreNorm` into its read; the values are the same up to rounding.
 
     Args:
-      state: as in `read`.
-      layer: as in `read`.
-      site: as in `read`.
+      state, layer, site: as in `read`.
       norms: by view, what normalises it; views without a norm are left out.
     """
     views, tape = self.read(state, layer, site)

@@ -167,8 +167,7 @@ class Operation:
     """Runs the reverse pass by the chosen implementation.
 
     Args:
-      options: see `forward`.
-      operands: see `forward`.
+      options, operands: see `forward`.
       *others: what `backward` of an implementation takes after the operands.
 
     Returns:

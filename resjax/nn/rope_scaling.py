@@ -30,11 +30,9 @@ class RopeScaling:
   Attributes:
     kind: one of `SCALINGS`.
     factor: s; of `longrope` by how much longer than n the longest rows are, which decides A alone.
-    low_freq_factor: see `llama3`.
-    high_freq_factor: see `llama3`.
+    low_freq_factor, high_freq_factor: see `llama3`.
     original_max_positions: n, the length of the rows of pretraining in tokens; not for `linear`.
-    beta_fast: see `yarn`.
-    beta_slow: see `yarn`.
+    beta_fast, beta_slow: see `yarn`.
     truncate: whether `yarn` rounds low down and high up.
     attention_factor: A of `yarn` and `longrope`; 0: by the formula.
     short_factors: see `longrope`, W / 2 numbers.

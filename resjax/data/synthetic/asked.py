@@ -30,8 +30,7 @@ def by_level(batch: Batch, task: Task) -> Iterator[tuple[str, Batch]]:
   All batches of a task have the same levels, in padding too, so that processes go together.
 
   Args:
-    batch: see `ask`.
-    task: see `ask`.
+    batch, task: see `ask`.
 
   Returns:
     Pairs of a name, such as position_03, and a batch.

@@ -95,9 +95,7 @@ def depth_attention_block(
     key_scales: gains of the key norm; None is 1.
     eps: number added to the mean square of a source.
     return_sources: whether the sources are returned too, to be threaded as in `depth_attention`.
-    layout: as for `depth_attention`.
-    implementation: as for `depth_attention`.
-    interpret: as for `depth_attention`.
+    layout, implementation, interpret: as for `depth_attention`.
 
   Returns:
     `BlockRead`; with `return_sources` also the sources, which are the same arrays.
@@ -134,8 +132,7 @@ def has_block_kernel(
   Args:
     sources: as for `depth_attention_block`; only their shapes are looked at.
     queries: as for `depth_attention_block`; only their shape [S, D] is looked at.
-    layout: as for `depth_attention_block`.
-    implementation: as for `depth_attention_block`.
+    layout, implementation: as for `depth_attention_block`.
   """
   read = _options(0.0, False, True, layout, False)
   return BLOCK.has_kernel(read, _block_operands(sources, queries, None), implementation)
@@ -204,9 +201,7 @@ def depth_attention_merge(
     out_norm_eps: number added to the mean square of h in its norm; default: eps.
     last_valid: whether the running sum counts; may be traced. A running sum that does not count
       may hold anything.
-    layout: as for `depth_attention`.
-    implementation: as for `depth_attention`.
-    interpret: as for `depth_attention`.
+    layout, implementation, interpret: as for `depth_attention`.
 
   Returns:
     y in the dtype of `running`; u, to be used in place of `running` from here

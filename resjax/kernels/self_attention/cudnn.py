@@ -42,9 +42,7 @@ def cudnn_attention(
   described by the offsets and lengths of their segments.
 
   Args:
-    q: see `causal_attention`.
-    k: see `causal_attention`.
-    v: see `causal_attention`.
+    q, k, v: see `causal_attention`.
     segment_ids: the segment of each token [B, T]; the tokens of a segment are adjacent.
     window: how many of the last tokens a token sees.
     scores: the scale; there is no soft cap.

@@ -31,8 +31,7 @@ def states(
   Args:
     decoder: any decoder, sharded or not.
     tokens: the token numbers [B, T].
-    segment_ids: as in `Decoder.__call__`.
-    positions: as in `Decoder.__call__`.
+    segment_ids, positions: as in `Decoder.__call__`.
     every: `layer` or `site`: the positions are the embedding, and the places behind each of these.
     reading: `closed`: the state as if the layers ended there; or `read`: what the next site reads.
   """

@@ -45,8 +45,7 @@ def make_optimizer(
   Args:
     config: the settings of the optimizer.
     steps: the number of steps of the run.
-    decayed_combinator_paths: see `parameter_rows`.
-    scaling: see `parameter_rows`.
+    decayed_combinator_paths, scaling: see `parameter_rows`.
     peak: the peak of the learning rate, see `schedule`.
 
   Raises:

@@ -92,8 +92,7 @@ def read_newest(path: str, setting: str, read: Callable[[Saved], Found]) -> Foun
   Where the trainer of a workdir deletes it meanwhile, the next newest one is read.
 
   Args:
-    path: see `find`.
-    setting: see `find`.
+    path, setting: see `find`.
     read: reads a checkpoint.
 
   Raises:
