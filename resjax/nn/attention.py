@@ -16,7 +16,6 @@ from resjax.kernels.self_attention import (
   Window,
   cached_attention,
   causal_attention,
-  prompt_attention,
 )
 from resjax.nn.kv_cache import KeyValues
 from resjax.nn.linear import Keys, Linear, shared
@@ -124,9 +123,9 @@ class Attention(nnx.Module):
       The output, and the keys and values [B, T, K, C] that the scores were made of.
     """
     q, k, v = self._project(x_q, x_k, x_v, positions, rotation, mixers)
-    attend = prompt_attention if prompt else causal_attention
     options: dict[str, Any] = {"scores": self.scores, "implementation": self.implementation}
-    out = attend(q, k, v, segment_ids, layout=self.layout, window=window, **options)
+    options |= {"layout": self.layout, "window": window, "prompt": prompt}
+    out = causal_attention(q, k, v, segment_ids, **options)
     return self.o_proj(out), KeyValues(k, v)
 
   @jax.named_scope("attention")

@@ -15,7 +15,6 @@ from resjax.kernels.self_attention import (
   cached_attention,
   causal_attention,
   cudnn,
-  prompt_attention,
 )
 from resjax.kernels.self_attention import reference as plain
 from resjax.testing.compare import assert_close
@@ -204,7 +203,7 @@ def test_queries_in_chunks_see_the_keys_of_whole_rows(window, scores, monkeypatc
   monkeypatch.setattr(plain, "_CHUNK", 4)
   q, k, v, segment_ids = example(22)
   options = {"window": Window((window,)), "scores": scores}
-  prompt = functools.partial(prompt_attention, layout=Layout(), **options)
+  prompt = functools.partial(causal_attention, layout=Layout(), prompt=True, **options)
   got = jax.jit(prompt)(q, k, v, segment_ids)
   want = np.asarray(jax.jit(functools.partial(xla, **options))(q, k, v, segment_ids))
   assert_close(got, want, 1e-6)
@@ -220,17 +219,16 @@ def test_queries_in_chunks_see_the_keys_of_whole_rows(window, scores, monkeypatc
 @pytest.mark.parametrize("length", [200, 256])
 def test_prompts_of_any_length_go_through_splash_on_a_tpu(length):
   *qkv, segment_ids = example(length)
-  call = functools.partial(prompt_attention, layout=faked("tpu"))
+  call = functools.partial(causal_attention, layout=faked("tpu"), prompt=True)
   text = jax.jit(call).trace(*qkv, segment_ids).lower(lowering_platforms=("tpu",)).as_text()
   assert text.count("tpu_custom_call") == 1
   assert f"x{length}x{length}x" not in text and f"x{length}x8x256x" not in text
 
 
-def test_a_padded_prompt_through_splash_is_xla(monkeypatch):
-  interpreted = functools.partial(causal_attention, interpret=True)
-  monkeypatch.setattr(api, "causal_attention", interpreted)
+def test_a_padded_prompt_through_splash_is_xla():
   *qkv, segment_ids = example(200)
-  prompt = functools.partial(prompt_attention, layout=faked("tpu"))
+  options = {"layout": faked("tpu"), "prompt": True, "interpret": True}
+  prompt = functools.partial(causal_attention, **options)
   got, want = (jax.jit(call)(*qkv, segment_ids) for call in (prompt, xla))
   assert_close(got, want, 1e-5)
 

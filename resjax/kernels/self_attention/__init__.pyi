@@ -1,6 +1,5 @@
 from .api import IMPLEMENTATIONS as IMPLEMENTATIONS
 from .api import causal_attention as causal_attention
-from .api import prompt_attention as prompt_attention
 from .operands import ALL_EARLIER as ALL_EARLIER
 from .operands import PLAIN as PLAIN
 from .operands import Scores as Scores

@@ -29,6 +29,7 @@ def causal_attention(
   scores: Scores = PLAIN,
   implementation: str = "auto",
   interpret: bool = False,
+  prompt: bool = False,
 ) -> Float[Array, "B T H C"]:
   """softmax(q kᵀ / √C) v over the token itself and the earlier ones of its segment.
 
@@ -45,6 +46,9 @@ def causal_attention(
     implementation: `splash` (TPU), `cudnn` (NVIDIA GPU, 16-bit activations), `xla` (any platform),
       or `auto`, the first of these that can run.
     interpret: whether `splash` runs in the Pallas interpreter, on any platform.
+    prompt: whether rows may have any length, in memory linear in T. They are padded to a length
+      that the kernel takes, and none is refused for its length or dtype: where the named
+      implementation cannot run, another one does.
 
   Returns:
     The output of the heads in the dtype of q.
@@ -52,6 +56,9 @@ def causal_attention(
   Raises:
     ValueError: the implementation does not exist or cannot run here, with the reason.
   """
+  if prompt:
+    options = layout, window, scores, implementation, interpret
+    return _of_prompt(q, k, v, segment_ids, *options)
   if implementation == "auto":
     implementation = _best(layout, q, k, scores)
   elif not interpret:
@@ -90,41 +97,21 @@ def _beyond_cudnn(
   return masked_rows(q, k, v, ids, ids, 0, window.size, scores=scores, implementation="cudnn")
 
 
-def prompt_attention(
-  q: Float[Array, "B T H C"],
-  k: Float[Array, "B T K C"],
-  v: Float[Array, "B T K C"],
-  segment_ids: Int[Array, "B T"],
-  *,
-  layout: Layout,
-  window: Window = ALL_EARLIER,
-  scores: Scores = PLAIN,
-  implementation: str = "auto",
-) -> Float[Array, "B T H C"]:
-  """Does what `causal_attention` does, for rows of any length and in memory linear in T.
-
-  Rows are padded to a length that the kernel takes. A prompt is not refused for its length or
-  dtype: where the named implementation cannot run, another one does.
-
-  Args:
-    q: see `causal_attention`, as all other arguments.
-  """
+def _of_prompt(
+  q: Array, k: Array, v: Array, segment_ids: Array, layout: Layout, window: Window, scores: Scores,
+  name: str, interpret: bool,
+) -> Array:  # fmt: skip
+  """Does what `causal_attention` does with `prompt`, on rows that are padded for the kernel."""
   length = q.shape[1]
-  rest, name = -length % LANES, implementation
+  rest = -length % LANES
   q_padded, k_padded, v_padded = (padded(a, rest) for a in (q, k, v))
   if name == "auto" or _obstacle(name, layout, q_padded, k_padded, scores):
     name = _best(layout, q_padded, k_padded, scores)
   if name == "xla" or length < LANES:
     return cached_attention(q, k, v, segment_ids, segment_ids, 0, window=window, scores=scores)
+  ids, options = padded(segment_ids, rest, -1), {"implementation": name, "interpret": interpret}
   out = causal_attention(
-    q_padded,
-    k_padded,
-    v_padded,
-    padded(segment_ids, rest, -1),
-    layout=layout,
-    window=window,
-    scores=scores,
-    implementation=name,
+    q_padded, k_padded, v_padded, ids, layout=layout, window=window, scores=scores, **options
   )
   return out[:, :length]
 
