@@ -156,7 +156,6 @@ def is_outside(error: Exception) -> bool:
 
 
 def _raise_outside(error: Exception) -> None:
-  """Raises an error again unless it tells of damage."""
   if is_outside(error):
     raise error
 

@@ -114,7 +114,6 @@ class DepthReader(SourceMixer):
     return ("embedding", *self._written())
 
   def _written(self) -> tuple[str, ...]:
-    """Returns the names of the sources that sites write."""
     return tuple(f"{layer} {site}" for layer in range(self.num_layers) for site in self.sites)
 
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> SourceWeights | None:

@@ -76,7 +76,6 @@ class DepthScores:
         raise ValueError(f"weights='static' has no queries and keys; leave out {name}={value!r}")
 
   def _changed(self, names: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the options among `names` whose value differs from the default."""
     given = {name: getattr(self, name) for name in names}
     return {name: value for name, value in given.items() if value != getattr(DepthScores, name)}
 

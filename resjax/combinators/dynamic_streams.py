@@ -190,7 +190,6 @@ def _gated(
   mean_squares: Array,
   parameters: tuple[Array, Array, Array | None],
 ) -> tuple[Array, Array | None, Array]:
-  """Returns the coefficients of a site, see `stream_read`."""
   return gates(_normed(eps, products, mean_squares), *parameters)
 
 

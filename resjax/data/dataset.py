@@ -201,7 +201,6 @@ def _stored(root: str, fingerprint: str) -> StoredSummary | None:
 def _part(
   root: str, name: str, kind: str, path: Path, verify: str, checked: Collection[str] = ()
 ) -> built.Facts:
-  """Checks the folder KIND/NAME-FINGERPRINT of a part that a summary at `path` names."""
   with _copying(root):
     return built.find(root, built.folder_name(root, name, kind, str(path)), verify, checked)
 

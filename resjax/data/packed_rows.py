@@ -100,7 +100,6 @@ def identity(config: DataConfig, corpus: str, tokenizer: str) -> str:
 
 
 def _form(config: DataConfig) -> int:
-  """Returns the version of the rows' features, see `storage.row_features`."""
   return storage.ROW_FORM if config.tokenizer.documents else 0
 
 

@@ -113,7 +113,6 @@ def end(model: tokenizers.Tokenizer, files: Mapping[str, str]) -> int | None:
 
 
 def _named(files: Mapping[str, str]) -> Settings:
-  """Returns the settings in the special-tokens file of older folders."""
   return typed_json.parse(files.get(_MAP, "{}"), Settings, _MAP)
 
 

@@ -176,6 +176,5 @@ def _pair(merge: str | list[str]) -> tuple[str, str]:
 
 
 def _merged(model: Json, merge: str | list[str]) -> str:
-  """Returns the token that a merge of BPE makes."""
   left, right = _pair(merge)
   return left + right.removeprefix(model.get("continuing_subword_prefix") or "")

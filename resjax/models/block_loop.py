@@ -185,7 +185,6 @@ class _Loops(NamedTuple):
 def _run(
   loops: _Loops, sources: tuple[Array, ...], running: _Running, arrays: _Arrays
 ) -> tuple[Array, _Running, PyTree]:
-  """Returns the bank, `running` after the last layer, and the collected results, stacked."""
   return _forward(False, loops, sources, running, arrays)[0]
 
 
@@ -405,7 +404,6 @@ def _empty(like: Array | jax.ShapeDtypeStruct, *rows: int) -> Array:
 
 
 def _empty_cotangent(leaf: Array) -> Array | None:
-  """Returns an uninitialised cotangent for a stack; None for integers."""
   return _empty(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else None
 
 

@@ -112,7 +112,6 @@ class ValueMixing:
     return rows
 
   def _padded(self, rows: Array) -> Array:
-    """Returns rows of the last layers with zeros for those before [L, ...]."""
     missing = self._config.num_layers - len(rows)
     return jnp.concatenate([jnp.zeros((missing, *rows.shape[1:]), rows.dtype), rows])
 

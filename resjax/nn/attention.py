@@ -204,5 +204,4 @@ class Attention(nnx.Module):
     return self._heads(by(x.reshape(*x.shape[:2], -1)).reshape(x.shape))
 
   def _heads(self, x: Array) -> Array:
-    """Returns heads [B, T, H, C] in their place on the mesh."""
     return self.layout.constrain(x, "batch", "tokens", "heads", None)

@@ -58,7 +58,6 @@ class ValueResidual:
 
 
 def _softmax(z: Array) -> Array:
-  """Returns K · softmax over the heads, whose mean is 1."""
   return z.shape[-1] * jax.nn.softmax(z, axis=-1)
 
 

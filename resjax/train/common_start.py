@@ -86,7 +86,6 @@ def build_data(config: DataConfig, console: Console, check: Check | None = None)
 
 
 def _marks(built: DatasetSummary) -> tuple[str, list[str]]:
-  """Returns the fingerprint of data, and the stamps of the files that this process has checked."""
   return built.fingerprint, dataset.stamps(built)
 
 

@@ -147,7 +147,6 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the values of settings by dotted name, in which tuples are lists, as in JSON."""
   found = config_tree.flat(config)
   return {key: list(v) if isinstance(v, tuple) else v for key, v in found.items()}
 

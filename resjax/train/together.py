@@ -224,7 +224,6 @@ class _Group:
         return
 
   def _sign(self, values: Metrics) -> None:
-    """See `Trainer.sign`, for each run."""
     self._each(lambda trainer, _: trainer.sign(values))
 
   def _batch(self) -> Mapping[str, Array]:

@@ -105,7 +105,6 @@ def script(shell: str, commands: Iterable[str]) -> str:
 
 
 def _cases(words: Mapping[str, Iterable[str]]) -> str:
-  """Returns the cases of a shell function that prints the words of a name."""
   return "\n".join(f'    {name}) echo "{" ".join(found)}" ;;' for name, found in words.items())
 
 
@@ -136,7 +135,6 @@ def _benchmarks(folder: Path) -> Iterator[str]:
 
 
 def _file(name: str) -> Path:
-  """Returns the file of a command."""
   places = (_LAUNCH / name / "__main__.py", _LAUNCH / f"{name}.py", _COMMANDS / f"{name}.py")
   return next(filter(Path.exists, reversed(places)))
 

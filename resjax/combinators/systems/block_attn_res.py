@@ -90,7 +90,6 @@ class BlockAttnRes(DepthBlocks, OutputReader):
     return DepthState(sources, jax.tree.map(jnp.zeros_like, state.running))
 
   def _has_started(self, layer: Layer, site: str) -> bool | Array:
-    """Returns whether the running block has written before a site."""
     return (layer % self.layers_per_block != 0) | (site != self.sites[0])
 
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> SourceWeights | None:

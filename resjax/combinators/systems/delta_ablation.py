@@ -248,6 +248,5 @@ def _in_heads(sources: Sources, num_heads: int) -> Sources:
 
 
 def _each(change: Callable[[Array], Array], sources: Sources) -> Sources:
-  """Returns the sources with `change` applied to each of their arrays."""
   bank = None if sources.bank is None else change(sources.bank)
   return dataclasses.replace(sources, recent=tuple(map(change, sources.recent)), bank=bank)

@@ -71,9 +71,7 @@ class DenseFormer(LayerMixer):
     return self._weights(layer)[:, None, None]
 
   def _average(self, sources: Sources, i: Layer) -> Array:
-    """Returns Y_i."""
     return depth_sum(sources, sources.in_slot_order(self._weights(i)))
 
   def _weights(self, i: Layer) -> Array:
-    """Returns the weights of Y_i [N]."""
     return self.rows.row(self.weight[...], i) + self.rows.newest_of_empty(i)

@@ -151,6 +151,5 @@ class GatedResidual(Combinator):
 def _matrix(
   rngs: nnx.Rngs, std: float, shape: tuple[int, ...], axes: tuple[str | None, ...]
 ) -> nnx.Param[Array]:
-  """Returns a matrix that is normal with this standard deviation, or zero."""
   init = nnx.initializers.normal(std) if std else nnx.initializers.zeros
   return nnx.Param(init(rngs.params(), shape), axes=axes)

@@ -69,7 +69,6 @@ def backward(
 
 
 def _taken(read: Read, operands: Operands) -> Operands:
-  """Returns the operands with φ of one site, or of all if the implementation takes stacks."""
   return operands if read.implementation == _TAKES_STACKS else operands.at(read.site)
 
 

@@ -137,7 +137,6 @@ def _inverse_rms(x: Array, eps: float) -> Array:
 
 
 def _mixed(streams: Array, weights: Array) -> Array:
-  """Returns Σ_r p_r H_r [..., D] in float32 or wider."""
   return sum_of_products(weights[..., None], streams)
 
 
@@ -171,5 +170,4 @@ def _once(tree: PyTree) -> PyTree:
 
 
 def _spread(parameters: PyTree, axes: int) -> PyTree:
-  """Returns parameters with axes of size 1 for the token axes."""
   return jax.tree.map(lambda p: p.reshape(*p.shape, *(1,) * axes), parameters)

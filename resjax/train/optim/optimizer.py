@@ -92,5 +92,4 @@ def _muon(momentum: float) -> optax.GradientTransformation:
 
 
 def _multiplied(factors: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
-  """Returns the transformation that multiplies updates by the factors of a tree like theirs."""
   return optax.stateless(lambda updates, _: jax.tree.map(operator.mul, factors(updates), updates))

@@ -127,7 +127,6 @@ def _norms(theirs: Shapes, model: ModelDef) -> dict[str, str]:
 
 
 def _from_norms(combinator: Combinator, gains: Mapping[str, Array]) -> dict[str, Array]:
-  """Returns the parameters by path that a combinator makes of the gains of norms; of none, none."""
   found = combinator.from_norms(gains) if gains else {}
   return {f"combinator/{name}": value for name, value in found.items()}
 

@@ -267,5 +267,4 @@ def _cotangent(token: _Token, slot: int) -> Ref:
 
 
 def _read_parts(token: _Token, s: int, part: Array) -> tuple[Array, Array]:
-  """Returns a part of the cotangent of output s, and the same part of query s."""
   return token.d_reads(s, part), row_ops.load_part(token.inputs.operands.query.at[s], part)

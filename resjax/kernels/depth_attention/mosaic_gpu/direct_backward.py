@@ -41,7 +41,6 @@ def tiles_of(read: Read, operands: Operands) -> GpuTiles | None:
 
 
 def _shares_gain(operands: Operands, groups: int) -> bool:
-  """Returns whether the sum of the cotangent of the output gain is in shared memory."""
   return operands.out_norm_scale is not None and 3 * groups > _HELD_REGISTERS
 
 

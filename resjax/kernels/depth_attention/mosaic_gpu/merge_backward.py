@@ -157,7 +157,6 @@ def _kernel(read: Read, refs: call.Refs) -> None:
 
 
 def _holds(groups: int) -> bool:
-  """Returns whether registers hold the sums over tokens of rows [groups, 128]."""
   return 2 * groups <= _HELD_REGISTERS
 
 

@@ -235,5 +235,4 @@ class _Kernel(call.TileKernel[MergePlan, _Inputs, _Outputs, _Scratch]):
 
 
 def _fold(x: Array) -> Array:
-  """Returns the sum of both halves of the rows of a chunk, [SUBLANES, LANES]."""
   return x[:SUBLANES] + x[SUBLANES:]

@@ -216,5 +216,4 @@ def _rounded(size: int, multiple: int) -> int:
 
 
 def _padded(rows: Array, count: int) -> Array:
-  """Returns [R, rows, D] with zeros behind its rows."""
   return jnp.pad(rows, ((0, 0), (0, count - rows.shape[1]), (0, 0)))

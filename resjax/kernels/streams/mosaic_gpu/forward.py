@@ -164,6 +164,5 @@ def _write(
 
 
 def _mixed(read: list[Array], ring: Ring, step: Array) -> Row:
-  """Returns the mix Σ_r p_r H_r of a token."""
   rows = (ring.load(step, r) for r in range(len(read)))
   return tuple(row_ops.weighted(read, parts) for parts in zip(*rows, strict=True))

@@ -211,25 +211,21 @@ def _unmix(plan: Plan, given: Given, outputs: WrittenBack, scratch: _Scratch, ro
 
 
 def _tile(way: budget.Reverse, at: tuple[Array, ...]) -> Array:
-  """Returns the index of the channels of a tile at a place of the grid."""
   part, _, tile = at
   return part * (way.part // way.width) + tile
 
 
 def _streams(plan: Plan, way: budget.Reverse) -> pl.BlockSpec:
-  """Returns tiles of streams [R, T, D]."""
   shape, mode = (plan.num_streams, TOKENS, way.width), pl.Buffered(way.width_buffers)
   return pl.BlockSpec(shape, lambda *at: (0, at[1], _tile(way, at)), pipeline_mode=mode)
 
 
 def _tokens(way: budget.Reverse) -> pl.BlockSpec:
-  """Returns tiles of [T, D]."""
   shape, mode = (TOKENS, way.width), pl.Buffered(way.width_buffers)
   return pl.BlockSpec(shape, lambda *at: (at[1], _tile(way, at)), pipeline_mode=mode)
 
 
 def _numbers(rows: int) -> pl.BlockSpec:
-  """Returns tiles of numbers per token [rows, T]."""
   return pl.BlockSpec((rows, TOKENS), lambda _, i, __: (0, i))
 
 

@@ -134,7 +134,6 @@ def write_back_bytes(plan: Plan, part: int, width: int, buffers: int) -> int:
 
 
 def _tile(plan: Plan) -> int:
-  """Returns the bytes of TOKENS tokens of a stream."""
   return TOKENS * plan.width * plan.dtype.itemsize
 
 
@@ -154,10 +153,8 @@ def _derivative_bytes(plan: Plan) -> int:
 
 
 def _product_bytes(plan: Plan) -> int:
-  """Returns the bytes of the products of a stream with φ, with tokens in rows and on lanes."""
   return 2 * PARTS * plan.rows * TOKENS * 4
 
 
 def _back_bytes(plan: Plan) -> int:
-  """Returns the bytes of a stream's product with the cotangent of φ H."""
   return plan.rows * plan.width * 4
