@@ -109,10 +109,10 @@ def _of_prompt(
     name = _best(layout, q_padded, k_padded, scores)
   if name == "xla" or length < LANES:
     return cached_attention(q, k, v, segment_ids, segment_ids, 0, window=window, scores=scores)
-  ids, options = padded(segment_ids, rest, -1), {"implementation": name, "interpret": interpret}
   out = causal_attention(
-    q_padded, k_padded, v_padded, ids, layout=layout, window=window, scores=scores, **options
-  )
+    q_padded, k_padded, v_padded, padded(segment_ids, rest, -1), layout=layout, window=window,
+    scores=scores, implementation=name, interpret=interpret,
+  )  # fmt: skip
   return out[:, :length]
 
 
