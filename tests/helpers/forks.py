@@ -14,10 +14,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import types
 import warnings
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
+from launch import flag_check
 from resjax.__main__ import main
 from tests.helpers import runs
 
@@ -28,6 +30,7 @@ _IMPORTS = (
   "resjax.study.sweeps.table", "resjax.aot.compile_step", "resjax.data.build_table",
   "resjax.base.hardware.slices", "pyarrow.parquet",
 )  # fmt: skip
+LAUNCHERS = ("tpu", "gke", "slurm", "local")
 SECONDS = 600  # a report takes minutes on a machine with much else to do
 
 
@@ -113,8 +116,42 @@ def _run_module(
   os.chdir(cwd)
   os.environ.clear()
   os.environ.update(environment)
+  if module.removeprefix("launch.") in LAUNCHERS:
+    _check_flags_here()
   run_here(module, arguments)
   sys.exit(0)
+
+
+def _check_flags_here() -> None:
+  """Lets a launcher check the flags of its command in a fork made now, in place of a new process.
+
+  Until the launcher is imported, this process has no flags that clash with the command's.
+  """
+  asked, asks = os.pipe()
+  answer, answers = os.pipe()
+  fork = _fork()
+  if fork == 0:
+    os.close(asks)
+    with open(asked) as words:
+      line = words.read()
+    if not line:
+      os._exit(0)  # the launcher has ended
+    for stream in (sys.stdout, sys.stderr):
+      os.dup2(answers, stream.fileno())
+    name, *arguments = json.loads(line)
+    run_here(name, arguments)
+    sys.exit(0)
+  os.close(answers)
+
+  def check(line: list[str], **_: object) -> subprocess.CompletedProcess:
+    with open(asks, "w") as words, open(answer, "rb") as said:
+      words.write(json.dumps(line[line.index("resjax") + 1 :]))
+      words.close()
+      output = said.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+    return subprocess.CompletedProcess(line, code, b"", output)
+
+  flag_check.subprocess = types.SimpleNamespace(**vars(subprocess) | {"run": check})
 
 
 def _fork() -> int:
