@@ -286,8 +286,8 @@ def with_reverse(forward: Callable, backward: Callable) -> Callable:
   """Returns a function of options and operands whose derivative is a pass of its own.
 
   Args:
-    forward: forward(options, operands) returns the results, and what the reverse pass needs.
-    backward: backward(options, what it needs, cotangents of the results) returns the cotangents of
+    forward: forward(options, operands) returns the results, and arrays to keep.
+    backward: backward(options, these arrays, cotangents of the results) returns the cotangents of
       the operands, as a tuple of one.
   """
 
