@@ -136,10 +136,10 @@ def _check_flags_here() -> None:
       line = words.read()
     if not line:
       os._exit(0)  # the launcher has ended
-    for stream in (sys.stdout, sys.stderr):
-      os.dup2(answers, stream.fileno())
     name, *arguments = json.loads(line)
-    run_here(name, arguments)
+    with open(answers, "w") as sys.stdout:  # a new one: the old one has been a file, and would seek
+      sys.stderr = sys.stdout
+      run_here(name, arguments)
     sys.exit(0)
   os.close(answers)
 
