@@ -62,6 +62,15 @@ _ANSWERS = flags.DEFINE_multi_string(
 )
 _EVERY = flags.DEFINE_enum("every", "layer", EVERY, "After what states are patched.")
 _STEPS = flags.DEFINE_integer("steps", 250, "Steps of training a lens.", lower_bound=1)
+_LAYERS = flags.DEFINE_list(
+  "layers", [], "Layers after which a lens is trained; -1 is the last; default: all."
+)
+_WORDS = flags.DEFINE_integer(
+  "words",
+  0,
+  "Words in the loss that trains a lens, drawn anew in each step; 0: all.",
+  lower_bound=0,
+)
 _RATE = flags.DEFINE_float("learning_rate", 1e-3, "Rate of the first of them.", lower_bound=0)
 
 
@@ -92,6 +101,7 @@ def _folder() -> Location:
 
 def _lens(model: TrainedModel, folder: Location, console: Console) -> None:
   """Trains a tuned lens, saves it and shows how it compares with the logit lens."""
+  layers = _layers()
   text = text_flags.read_text(model)
   with terminal.status(quiet=jax.process_index() != 0) as status:
     lens, found = tuned_lens.train(
@@ -99,9 +109,14 @@ def _lens(model: TrainedModel, folder: Location, console: Console) -> None:
       text,
       steps=_STEPS.value,
       learning_rate=_RATE.value,
+      layers=layers,
+      words=_WORDS.value,
       progress=functools.partial(status, "training"),
     )
-  positions = ProbeConfig().positions(model.decoder.combinator)
+  every = ProbeConfig().positions(model.decoder.combinator)
+  depth = model.decoder.config.num_layers
+  trained = {layer % depth for layer in layers}
+  positions = [one for one in every if not layers or one.layer in trained]
   table = terminal.Table(
     "after", numbers=("KL logit", "KL tuned", "gain", "loss logit", "loss tuned")
   )
@@ -116,12 +131,23 @@ def _lens(model: TrainedModel, folder: Location, console: Console) -> None:
     "prediction; ±: standard error over rows",
   )
   facts = {"corpus": text.name, "steps": _STEPS.value, "learning_rate": _RATE.value}
+  facts |= {"words": _WORDS.value}
   fingerprint = model.fingerprint()
   if jax.process_index() == 0:
     tuned_lens.save(lens, folder, fingerprint)
   _write(model, folder, console, found, facts | {"positions": positions}, reading_figures.lens(
     found, positions, f"{model.name}  |  {text.name}"
   ))  # fmt: skip
+
+
+def _layers() -> list[int]:
+  try:
+    return [int(layer) for layer in _LAYERS.value]
+  except ValueError:
+    given = ",".join(_LAYERS.value)
+    raise ValueError(
+      f"--layers={given} must be numbers with commas between them, such as 0,-1"
+    ) from None
 
 
 def _attribution(model: TrainedModel, folder: Location, console: Console) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +59,8 @@ class TunedLens:
 class Comparison:
   """The tuned lens beside the logit lens, on text that neither training nor selection has seen.
 
+  There are P depth positions, those that were trained.
+
   Attributes:
     num_tokens: the number of tokens.
     kl: KL(final prediction ‖ lens) in nats per token, of the logit and the tuned lens [2, P].
@@ -97,15 +100,23 @@ def train(
   *,
   steps: int = 250,
   learning_rate: float = 1e-3,
+  layers: Sequence[int] = (),
+  words: int = 0,
   seed: int = 0,
   progress: Progress = lambda done, total: None,
 ) -> tuple[TunedLens, Comparison]:
-  """Trains a lens for the states after every layer, and compares it with the logit lens.
+  """Trains a lens for the states after layers, and compares it with the logit lens.
 
   The rows of the text are split in their order: the first 70% train, the next 15% select, and the
   last 15% compare. The loss is KL(final prediction ‖ lens), the mean over tokens, for each depth
   position on its own. Adam trains with a rate that falls linearly to zero. Of ten points of
   training the one with the best KL on the selection rows is kept for each position.
+
+  A large vocabulary makes this loss dear. With `words` K it has K words, drawn anew in every step:
+  half of them are those of the step's tokens and those that the model finds most probable after
+  them; the other half stand for the R others, drawn from them uniformly, and their logits have
+  log(2 R / K) added in both predictions. Equal predictions have no loss for any draw. Selection and
+  comparison take the whole vocabulary.
 
   The paper trains with the same loss, and with SGD with momentum; it has no maps to select.
 
@@ -114,7 +125,10 @@ def train(
     text: the text, as many rows as there are to split.
     steps: the number of steps, of one batch of the text's size each.
     learning_rate: the rate at the first step.
-    seed: the seed of the order of rows.
+    layers: the layers after which a map is trained, 0..L-1, or negative from the end; empty trains
+      them all, and that for the embedding. Other maps stay zero.
+    words: K, the number of words in the loss; 0: all.
+    seed: the seed of the order of rows, and of the words.
     progress: is called after every step.
 
   Raises:
@@ -126,17 +140,24 @@ def train(
     raise ValueError(
       f"steps={steps} must be at least 1, and learning_rate={learning_rate} a positive number"
     )
+  depth, vocabulary = decoder.config.num_layers, decoder.config.vocab_size
+  for layer in layers:
+    if not -depth <= layer < depth:
+      raise ValueError(f"--layers={layer} is out of range; allowed: {-depth}..{depth - 1}")
+  if words and not 2 <= words <= vocabulary:
+    raise ValueError(f"--words={words} is out of range; allowed: 2..{vocabulary}, or 0 for all")
+  places = np.unique([1 + layer % depth for layer in layers] or np.arange(depth + 1))
   size = len(text.batches[0]["inputs"])
   training, selection, comparison = _split(text)
-  meter = _Meter(decoder)
-  shape = decoder.config.num_layers + 1, decoder.config.d_model
+  meter = _Meter(decoder, places, words)
+  shape = len(places), decoder.config.d_model
   zeros = np.zeros((*shape, shape[1]), np.float32), np.zeros(shape, np.float32)
   maps = jax.tree.map(decoder.layout.copy, zeros)
   optimizer = optax.adam(optax.linear_schedule(learning_rate, 0.0, steps))
   moments, rng = optimizer.init(maps), np.random.default_rng(seed)
   held_out = _batches(selection, size)
-  identity = meter.sums(maps, held_out)
-  best, best_kl = maps, identity["kl"].mean()
+  plain = meter.rows(maps, held_out)
+  best, best_kl = maps, _totals(plain)["kl"].mean()
   points = {round(point) for point in np.linspace(0, steps, 11)[1:]}
   update = jax.jit(functools.partial(_update, optimizer))
   order = np.zeros(0, int)
@@ -145,18 +166,21 @@ def train(
       order = np.concatenate([order, rng.permutation(len(training["inputs"]))])
     rows, order = order[:size], order[size:]
     batch = {name: array[np.resize(rows, size)] for name, array in training.items()}
-    maps, moments = update(meter.gradient(maps, batch), moments, maps)
+    key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), step))
+    gradient = meter.gradient(maps, batch, decoder.layout.copy(np.asarray(key)))
+    maps, moments = update(gradient, moments, maps)
     if step in points:
-      found = meter.sums(maps, held_out)
-      better = found["kl"].mean() < best_kl
-      best_kl = np.where(better, found["kl"].mean(), best_kl)
+      kl = _totals(meter.rows(maps, held_out))["kl"].mean()
+      better = kl < best_kl
+      best_kl = np.where(better, kl, best_kl)
       best = _chosen(better, maps, best)
     progress(step, steps)
-  gain = meter.sums(best, held_out)["gain"]
+  gain = _totals(meter.rows(best, held_out), plain)["gain"]
   clear = gain.mean() > _CLEAR * np.nan_to_num(gain.standard_error())
-  clear[-1] = False  # the last state is what the others are compared with
+  clear &= places != depth  # the last state is what the others are compared with
   best = _chosen(clear, best, jax.tree.map(jnp.zeros_like, best))
-  return TunedLens(*best), meter.compare(best, _batches(comparison, size))
+  whole = (jnp.zeros((depth + 1, *a.shape[1:]), a.dtype).at[places].set(a) for a in best)
+  return TunedLens(*whole), meter.compare(best, _batches(comparison, size))
 
 
 def save(lens: TunedLens, folder: Location, model: str) -> None:
@@ -204,45 +228,40 @@ def load(folder: Location, model: str) -> TunedLens:
 
 
 class _Meter:
-  """Measures lenses of one decoder, whose arrays are arguments of compiled programs."""
+  """Measures lenses of one decoder at some places, with arrays as arguments of its programs."""
 
-  def __init__(self, decoder: Decoder):
+  def __init__(self, decoder: Decoder, places: np.ndarray, words: int):
     graphdef, self._parameters = nnx.split(decoder)
     self._layout = layout = decoder.layout
     merge = functools.partial(nnx.merge, graphdef)
     compiled = functools.partial(jax.jit, out_shardings=layout.everywhere)
     self._gradient = compiled(
-      lambda parameters, maps, rows: _gradient(merge(parameters), maps, rows)
+      lambda parameters, maps, rows, key: _gradient(
+        merge(parameters), maps, rows, places, words, jax.random.wrap_key_data(key)
+      )
     )
-    self._sums = compiled(lambda parameters, maps, rows: _sums(merge(parameters), maps, rows))
+    self._sums = compiled(
+      lambda parameters, maps, rows: _sums(merge(parameters), maps, rows, places)
+    )
 
-  def gradient(self, maps: PyTree, batch: Batch) -> PyTree:
+  def gradient(self, maps: PyTree, batch: Batch, key: Array) -> PyTree:
     """Returns the gradient of the mean KL of each depth position by its map."""
-    return self._gradient(self._parameters, maps, self._layout.split(batch))
+    return self._gradient(self._parameters, maps, self._layout.split(batch), key)
 
-  def sums(self, maps: PyTree, batches: Sequence[Batch]) -> dict[str, RowSums]:
-    """Returns the sums over rows of `kl`, `nats` and `gain` over the logit lens [P]."""
-    total: dict[str, RowSums] = {}
+  def rows(self, maps: PyTree, batches: Sequence[Batch]) -> "list[_Rows]":
+    """Returns what `_sums` does of every batch, in float64."""
+    found = []
     for batch in batches:
-      # The logit lens is a run of its own. On CPUs, XLA of JAX 0.10 and 0.12 makes both lenses in
-      # one program read memory that nothing has written, where the model has no final norm.
-      found = self._of_rows(maps, batch)
-      found["gain"] = self._of_rows(jax.tree.map(jnp.zeros_like, maps), batch)["kl"] - found["kl"]
-      tokens = found.pop("tokens")
-      for name, values in found.items():
-        new = RowSums.of(values, tokens)
-        total[name] = total[name] + new if name in total else new
-    return total
-
-  def _of_rows(self, maps: PyTree, batch: Batch) -> dict[str, np.ndarray]:
-    """Returns what `_sums` does, in float64."""
-    found = jax.device_get(self._sums(self._parameters, maps, self._layout.split(batch)))
-    return {name: np.asarray(values, np.float64) for name, values in found.items()}
+      sums = self._sums(self._parameters, maps, self._layout.split(batch))
+      found.append(jax.tree.map(lambda a: np.asarray(a, np.float64), jax.device_get(sums)))
+    return found
 
   def compare(self, maps: PyTree, batches: Sequence[Batch]) -> Comparison:
     """Returns the comparison of a lens with the logit lens."""
-    tuned = self.sums(maps, batches)
-    plain = self.sums(jax.tree.map(jnp.zeros_like, maps), batches)
+    # The logit lens is a run of its own. On CPUs, XLA of JAX 0.10 and 0.12 makes both lenses in
+    # one program read memory that nothing has written, where the model has no final norm.
+    before = self.rows(jax.tree.map(jnp.zeros_like, maps), batches)
+    plain, tuned = _totals(before), _totals(self.rows(maps, batches), before)
     kl, nats = ((plain[name], tuned[name]) for name in ("kl", "nats"))
     return Comparison(
       int(tuned["kl"].tokens),
@@ -255,63 +274,126 @@ class _Meter:
     )
 
 
-def _gradient(decoder: Decoder, maps: PyTree, rows: PyTree) -> PyTree:
+_Rows = dict[str, np.ndarray]  # the sums of the rows of a batch, by metric
+
+
+def _totals(found: Sequence[_Rows], plain: Sequence[_Rows] = ()) -> dict[str, RowSums]:
+  """Returns the sums over rows of `kl` and `nats`; given those of the logit lens, of `gain` too."""
+  total: dict[str, RowSums] = {}
+  for number, rows in enumerate(found):
+    values = {name: rows[name] for name in ("kl", "nats")}
+    if plain:
+      values["gain"] = plain[number]["kl"] - rows["kl"]
+    for name, each in values.items():
+      new = RowSums.of(each, rows["tokens"])
+      total[name] = total[name] + new if name in total else new
+  return total
+
+
+class _Words(NamedTuple):
+  """The words of a loss: their rows of the output embedding [K, D], and what logits get added [K].
+
+  None in place of both: all words.
+  """
+
+  head: Array | None = None
+  added: Array | float = 0.0
+
+
+def _gradient(
+  decoder: Decoder, maps: PyTree, rows: PyTree, places: np.ndarray, words: int, key: Array
+) -> PyTree:
   """Returns the gradient of the mean KL of each depth position by its own map."""
-  states, *seen = _observed(decoder, rows)
+  states, *seen = _observed(decoder, rows, places)
+  drawn = _drawn(decoder, rows["inputs"], seen[0], seen[-1], words, key) if words else _Words()
 
   def of_chunk(one: PyTree, *parts: Array) -> PyTree:
-    return jax.grad(lambda m: jnp.sum(_terms(decoder, m, *parts)["kl"]))(one)
+    return jax.grad(lambda m: jnp.sum(_terms(decoder, drawn, m, *parts)["kl"]))(one)
 
-  def of_position(_: None, parts: PyTree) -> tuple[None, PyTree]:
-    one, state = parts
-    return None, _over_chunks(decoder, functools.partial(of_chunk, one), state, *seen)
-
+  total = _over_chunks(decoder, drawn, of_chunk, maps, states, *seen)
   count = jnp.maximum(jnp.sum(seen[-1]), 1)
-  return jax.tree.map(lambda g: g / count, lax.scan(of_position, None, (maps, states))[1])
+  return jax.tree.map(lambda g: g / count, total)
 
 
-def _sums(decoder: Decoder, maps: PyTree, rows: PyTree) -> dict[str, Array]:
+def _sums(decoder: Decoder, maps: PyTree, rows: PyTree, places: np.ndarray) -> dict[str, Array]:
   """Returns the sums over tokens of `kl` and `nats` [P, B], and the tokens [B]."""
-  states, *seen = _observed(decoder, rows)
+  states, *seen = _observed(decoder, rows, places)
 
   def of_chunk(one: PyTree, *parts: Array) -> dict[str, Array]:
-    return jax.tree.map(lambda values: jnp.sum(values, axis=1), _terms(decoder, one, *parts))
+    terms = _terms(decoder, _Words(), one, *parts)
+    return jax.tree.map(lambda values: jnp.sum(values, axis=1), terms)
 
-  def of_position(_: None, parts: PyTree) -> tuple[None, PyTree]:
-    one, state = parts
-    return None, _over_chunks(decoder, functools.partial(of_chunk, one), state, *seen)
-
-  found = lax.scan(of_position, None, (maps, states))[1]
+  found = _over_chunks(decoder, _Words(), of_chunk, maps, states, *seen)
   return found | {"tokens": jnp.sum(seen[-1], axis=1)}
 
 
-def _observed(decoder: Decoder, rows: PyTree) -> tuple[Array, Array, Array, Array]:
-  """Returns the states [P, B, T, D], the last of them, the next tokens and what counts [B, T]."""
+def _observed(
+  decoder: Decoder, rows: PyTree, places: np.ndarray
+) -> tuple[Array, Array, Array, Array]:
+  """Returns states [P, B, T, D], the last ones, the next tokens and what counts [B, T]."""
   tokens, segment_ids = rows["inputs"], rows["segment_ids"]
   states = trajectory(decoder, tokens, segment_ids, rows["positions"])
   following, counted = next_tokens(tokens, segment_ids)
-  return states, states[-1], following, counted.astype(jnp.float32)
+  return states[places], states[-1], following, counted.astype(jnp.float32)
+
+
+def _drawn(
+  decoder: Decoder, tokens: Array, last: Array, counted: Array, words: int, key: Array
+) -> _Words:
+  """Returns the words for the loss of some tokens [B, T], given their last states [B, T, D]."""
+  chunks, size = num_chunks(tokens.shape, _CHUNK, decoder.layout), decoder.config.vocab_size
+
+  def expected(total: Array, index: Array) -> tuple[Array, None]:
+    logits = decoder.logits(decoder.final_norm(chunk(last, 1, chunks, index)))
+    weight = chunk(counted, 1, chunks, index)[..., None]
+    return total + jnp.sum(weight * jax.nn.softmax(logits), axis=(0, 1)), None
+
+  score = lax.scan(expected, jnp.zeros(size), jnp.arange(chunks))[0]
+  score = score.at[tokens].add(jnp.float32(1.0))
+  likely = lax.top_k(score, words // 2)[1]
+  others = words - words // 2
+  order = jax.random.uniform(key, (size,)).at[likely].set(-1.0)
+  numbers = jnp.concatenate([likely, lax.top_k(order, others)[1]])
+  added = jnp.where(jnp.arange(words) < words // 2, 0.0, math.log((size - words // 2) / others))
+  return _Words(jnp.take(decoder.head, numbers, axis=0), added)
+
+
+def _log_p(decoder: Decoder, words: _Words, hidden: Array) -> Array:
+  return jax.nn.log_softmax(decoder.logits(decoder.final_norm(hidden), words.head) + words.added)
 
 
 def _terms(
-  decoder: Decoder, one: PyTree, state: Array, last: Array, following: Array, counted: Array
-) -> dict[str, Array]:
-  """Returns KL(final prediction ‖ lens) and the loss on the next token [B, t], 0 if not counted."""
-  final, lens = (
-    jax.nn.log_softmax(decoder.logits(decoder.final_norm(h)))
-    for h in (last, translate(one[0], one[1], state))
-  )
+  decoder: Decoder, words: _Words, one: PyTree, state: Array, final: Array, following: Array,
+  counted: Array,
+) -> dict[str, Array]:  # fmt: skip
+  """Returns KL(final prediction ‖ lens) and the loss on the next token [B, t], 0 if not counted.
+
+  The loss has a meaning for all words alone.
+  """
+  lens = _log_p(decoder, words, translate(one[0], one[1], state))
   kl = jnp.sum(jnp.exp(final) * (final - lens), axis=-1)
   nats = -jnp.take_along_axis(lens, following[..., None], axis=-1)[..., 0]
   return {"kl": jnp.where(counted > 0, kl, 0.0), "nats": jnp.where(counted > 0, nats, 0.0)}
 
 
-def _over_chunks(decoder: Decoder, terms: Callable[..., PyTree], *arrays: Array) -> PyTree:
-  """Returns the sum of terms(parts of the arrays [B, T, ...]) over chunks of tokens."""
-  chunks = num_chunks(arrays[0].shape[:2], _CHUNK, decoder.layout)
+def _over_chunks(
+  decoder: Decoder, words: _Words, terms: Callable[..., PyTree], maps: PyTree, states: Array,
+  last: Array, *arrays: Array,
+) -> PyTree:  # fmt: skip
+  """Returns the sums over chunks of tokens of terms(map, state, final prediction, parts) [P, ...].
+
+  The final prediction is made once for all depth positions.
+  """
+  chunks = num_chunks(last.shape[:2], _CHUNK, decoder.layout)
 
   def of(index: Array | int) -> PyTree:
-    return terms(*(chunk(a, 1, chunks, index) for a in arrays))
+    final = _log_p(decoder, words, chunk(last, 1, chunks, index))
+    parts = [chunk(a, 1, chunks, index) for a in arrays]
+
+    def position(_: None, own: tuple[PyTree, Array]) -> tuple[None, PyTree]:
+      return None, terms(*own, final, *parts)
+
+    return lax.scan(position, None, (maps, chunk(states, 2, chunks, index)))[1]
 
   start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(of, 0))
   body = lambda total, index: (jax.tree.map(jnp.add, total, of(index)), None)  # noqa: E731

@@ -56,6 +56,26 @@ def test_the_gain_is_the_difference_where_the_last_read_normalises():
   np.testing.assert_allclose(found.gain, found.kl[0] - found.kl[1], atol=1e-5)
 
 
+@pytest.mark.slow
+def test_some_words_and_layers_give_about_the_same(trained):
+  """With a third of the words the KL over all words is nearly that of the loss with all words."""
+  decoder, lens, whole = trained
+  options = {"steps": 30, "learning_rate": 3e-3, "layers": (-2, 0)}
+  some, found = tuned_lens.train(decoder, text(), words=40, **options)
+  every, full = tuned_lens.train(decoder, text(), **options)
+  np.testing.assert_allclose(every.weights[1:3], lens.weights[1:3], atol=1e-5)
+  np.testing.assert_allclose(full.kl, whole.kl[:, [1, 2]], rtol=1e-4)
+  np.testing.assert_array_equal(found.kl[0], full.kl[0])
+  assert (found.gain > 0.8 * full.gain).all() and (full.gain > 0).all()
+  assert not np.any(some.weights[::3]) and np.any(some.weights[1])
+
+
+@pytest.mark.parametrize("wrong", [{"layers": [3]}, {"words": 1}, {"words": 129}])
+def test_layers_and_words_out_of_range_are_refused(wrong):
+  with pytest.raises(ValueError, match="is out of range; allowed: "):
+    tuned_lens.train(model(), text(1), **wrong)
+
+
 def test_a_lens_that_learned_nothing_is_the_logit_lens():
   """Layers that write next to nothing leave nothing to learn: every step makes a map worse."""
   decoder = model()
