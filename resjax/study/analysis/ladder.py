@@ -87,8 +87,8 @@ def show(comparison: Comparison, console: Console) -> None:
   lines = [
     f"{comparison.reference}: L(C) = {law.floor:.4g} + {law.scale:.4g} C^-{law.exponent:.4g}, C in "
     f"{currency}",
-    f"lack of fit: {law.spread:.2%} of the loss; degrees of freedom: {law.freedom}; intervals "
-    "have the arm's own lack of fit beside it, and t by Satterthwaite",
+    f"lack of fit: {law.spread:.2%} of the loss; degrees of freedom: {law.freedom}",
+    "intervals have the arm's own lack of fit beside it, and t by Satterthwaite",
     f"S: how many times the compute, at its speed, {comparison.reference} needs for the arm's loss",
   ]
   for arm in comparison.multipliers:
