@@ -198,7 +198,7 @@ def data() -> dict:
       "name": "bpe",
       "vocab_size": 8192,  # V of bpe, or rows of a pretrained embedding; byte always has 257
       "train_bytes": 20_000_000,  # how much text bpe learns its merges from
-      "folder": "",  # pretrained: a Hugging Face folder with tokenizer.json and config.json
+      "folder": "",  # pretrained: a Hugging Face folder, a GGUF file, or OWNER/NAME of the hub
       # pretrained: what stands around a document, whose end is a target: bos | eos (one token
       # between documents) | bos_eos (one before, one behind) | auto (by the tokenizer's rules).
       "documents": "auto",
@@ -249,7 +249,7 @@ def optim() -> dict:
 def train() -> dict:
   return {
     # The run starts from the parameters in this folder: the workdir of another run, a checkpoint
-    # in it, or a Hugging Face folder (configs/finetune.py has the other settings that it needs);
+    # in it, or a pretrained model (configs/finetune.py has the other settings that it needs);
     # "": none. A combinator that is neutral at init continues a `standard` run. Reads that are
     # means (AttnRes) are 1/n times the stream. The function stays the same only if model.norm_eps
     # is small beside the stream's mean square / n², for example 1e-12, in both runs.

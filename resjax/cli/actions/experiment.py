@@ -138,8 +138,9 @@ class Pretrained(ModelActions):
   """A model that is trained already.
 
   Args:
-    path: a Hugging Face folder (config.json, safetensors, tokenizer.json), the workdir of a run,
-      which stands for its newest checkpoint, or a checkpoint, WORKDIR/checkpoints/STEP.
+    path: a Hugging Face folder (config.json, safetensors, tokenizer.json), a GGUF file, or
+      OWNER/NAME[@REVISION] of a model on the hub; the workdir of a run, which stands for its newest
+      checkpoint, or a checkpoint, WORKDIR/checkpoints/STEP.
     hf_ignore: settings of config.json that are not known, and that change nothing.
 
   Raises:
@@ -170,4 +171,6 @@ def _saved(path: str) -> restore.Saved:
   try:
     return restore.find(path, "path")
   except ValueError as error:
-    raise ValueError(f"{error}; or a Hugging Face folder, which has config.json") from None
+    raise ValueError(
+      f"{error}; or a Hugging Face folder, which has config.json, or a GGUF file"
+    ) from None
