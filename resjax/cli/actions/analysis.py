@@ -197,17 +197,17 @@ def shown_tokens(model: TrainedModel, data: MeasuredText, text: str | None) -> n
 def show(results: Sequence[Results], console: Console) -> None:
   """Prints after which layers each model stops to read the input token and reads the next one."""
   table = terminal.Table("model", numbers=("layers", "tokens"))
-  for heading in ("input token lost", "next token emerges", "shuffled next"):
+  for heading in ("input lost", "next emerges", "neither read", "shuffled"):
     table.add_column(heading)
   for one in results:
     groups = next(iter(one.alignment.readings.values()))
     shift, shuffled = (
       depth_positions.shift_of(one.alignment, name) for name in ("all", "shuffled")
     )
-    told = [
-      *depth_positions.cells(one.alignment, shift)[:2],
-      depth_positions.emergence_text(one.alignment, shuffled),
-    ]
+    lost, emerges, _, unread = depth_positions.cells(one.alignment, shift)
+    texts = lost, emerges, unread, depth_positions.emergence_text(one.alignment, shuffled)
+    # The sentences below have the intervals.
+    told = [text.partition(" (")[0].removeprefix("after ") for text in texts]
     layers = str(depth_positions.num_layers(one.alignment))
     table.add_row(one.alignment.model, layers, f"{groups['all'].num_tokens:,}", *told)
   console.print(table)

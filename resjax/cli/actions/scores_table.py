@@ -31,12 +31,18 @@ def show(report: Report, tasks: _Tasks, console: Console) -> None:
   ] + [row for one in tasks for row in _harness_rows(one)]
   several = len({row[1] for row in rows}) > 1
   _print(console, ("text", "model", "metric", "value", "±"), rows, several=several)
-  for name, one in measured.items():
+  counts: dict[tuple[str, str], list[str]] = {}  # models by text and what they made of it
+  for one in report.measured:
     units = "windows" if one.corpus.rule.kind in (STREAM, TOKENS) else "documents"
+    facts = (
+      f"{one.sums('tokens'):,.0f} tokens in {len(one.ids):,} {units}; rows of "
+      f"{one.cut.max_length}, stride {one.cut.stride}"
+    )
+    counts.setdefault((one.corpus.name, facts), []).append(one.model)
+  for (name, facts), of in counts.items():
+    whose = "" if of == models else f" ({', '.join(of)})"
     console.print(
-      f"{name}: {one.sums('tokens'):,.0f} tokens in {len(one.ids):,} {units}; rows of "
-      f"{one.cut.max_length}, stride {one.cut.stride}; {one.corpus.rule.says}",
-      highlight=False,
+      f"{name}: {facts}{whose}; {measured[name].corpus.rule.says}", highlight=False, markup=False
     )
   for one in report.measured:
     if one.lossy:

@@ -38,7 +38,7 @@ STATE_METRICS = (
 GEOMETRY_METRICS = (*STATE_METRICS, "branch_norm")
 METRICS = LENS_METRICS + GEOMETRY_METRICS
 DECILES = tuple(f"decile_{number}" for number in range(10))
-GROUPS = ("all", "distinct", *DECILES, "shuffled")
+GROUPS = ("all", "distinct", *DECILES, "balanced", "shuffled")
 # By what the lens reads a token: the names of its metrics in METRICS, and whether more is better.
 MEASURES = {
   "probability": ("{}_probability", 1),
@@ -173,9 +173,11 @@ class Alignment:
 
   The metrics are means over groups of tokens, named in `GROUPS`. `all` has all tokens, and
   `distinct` those that differ from their next token. `decile_0` (most frequent) to `decile_9` hold
-  about a tenth of the tokens each, by how often the next token occurs in the corpus. `shuffled` has
-  all tokens, but a token drawn by its frequency takes the place of the next token, and metrics that
-  need its embedding are left out. A token counts if its next token lies in the same segment.
+  about a tenth of the tokens each, by how often the next token occurs in the corpus, and are
+  compared with random tokens of that decile. `balanced` has a shift alone, in which all deciles
+  have the same weight (`shift.balanced_shifts`). `shuffled` has all tokens, but a token drawn by
+  its frequency takes the place of the next token, and metrics that need its embedding are left
+  out. A token counts if its next token lies in the same segment.
 
   These metrics come from the lens, the prediction softmax(head · final_norm(h)). Ranks count from 1
   and logarithms are natural:

@@ -89,7 +89,9 @@ def unread_text(alignment: Alignment, shift: Shift | None) -> str:
     "?" if n is None else f"{layers(n):g}" for n in (found.lower, found.index, found.upper)
   )
   interval = _interval(alignment, shift, f"{lower} to {upper}")
-  return "not localised " + interval if found.index is None else f"{at} layers {interval}"
+  if found.index is None:
+    return f"not localised {interval}"
+  return f"{at} layer{'s' * (at != '1')} {interval}"
 
 
 def crossing_text(alignment: Alignment, shift: Shift | None) -> str:
@@ -164,8 +166,8 @@ def answer(alignment: Alignment) -> str:
 
 
 def cells(alignment: Alignment, shift: Shift | None) -> list[str]:
-  """Returns the cells of a table about a shift: lost, emerges, width, unread, crossing."""
-  told = departure_text, emergence_text, width_text, unread_text, crossing_text
+  """Returns the cells of a table about a shift: lost, emerges, width, unread."""
+  told = departure_text, emergence_text, width_text, unread_text
   return [text(alignment, shift) for text in told]
 
 
@@ -175,7 +177,7 @@ def marks(alignment: Alignment, shift: Shift | None) -> str:
     return _text(alignment, shift, None)
   return (
     f"dashed: input token lost, {departure_text(alignment, shift)}; line: next token emerges, "
-    f"{emergence_text(alignment, shift)}; hatched: neither is read"
+    f"{emergence_text(alignment, shift)}; hatched: neither is read (by {MAIN})"
   )
 
 

@@ -1,7 +1,7 @@
 """The shift: up to which depth the lens reads the input token, and from where on the next one."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,15 +38,37 @@ class Rows(NamedTuple):
     return self.sums[measure] @ drawn / np.where(tokens > 0, tokens, np.nan)
 
 
+class Compared(NamedTuple):
+  """The tokens whose shift is asked for, and those that show what chance gives.
+
+  Attributes:
+    target: the target at P depth positions, such as the next token.
+    this: the input token.
+    target_chance: a random token as frequent as the target.
+    this_chance: a random token as frequent as the input token.
+  """
+
+  target: Rows
+  this: Rows
+  target_chance: Rows
+  this_chance: Rows
+
+  def gains(self, weights: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Returns what the lens says of target and input token beyond chance, by measure [P, n].
+
+    The weights [rows, n] tell how often each row is drawn.
+    """
+    return {
+      measure: (
+        self.target.means(measure, weights) - self.target_chance.means(measure, weights),
+        self.this.means(measure, weights) - self.this_chance.means(measure, weights),
+      )
+      for measure in self.target.sums
+    }
+
+
 def shifts(
-  target: Rows,
-  this: Rows,
-  target_chance: Rows,
-  this_chance: Rows,
-  *,
-  num_bootstrap: int = 1000,
-  level: float = 0.95,
-  seed: int = 0,
+  compared: Compared, *, num_bootstrap: int = 1000, level: float = 0.95, seed: int = 0
 ) -> dict[str, Shift]:
   """Returns the shift from the input token to a target, by each measure, with its intervals.
 
@@ -79,10 +101,7 @@ def shifts(
   read, and the conditions are additions.
 
   Args:
-    target: the target at P depth positions, such as the next token.
-    this: the input token.
-    target_chance: a random token as frequent as the target.
-    this_chance: a random token as frequent as the input token.
+    compared: the tokens.
     num_bootstrap: the number of resamples.
     level: the confidence level of the intervals, in (0, 1).
     seed: the seed of the resamples.
@@ -92,22 +111,65 @@ def shifts(
 
   Source: Residual Connections and the Causal Shift, arXiv 2602.14760.
   """
-  if not target.tokens.sum():
+  if not compared.target.tokens.sum():
     return {}
-  count = len(target.tokens)
+  gains = compared.gains(_draws(len(compared.target.tokens), num_bootstrap, seed))
+  known = _known(gains)
+  return {measure: _shift(*both, known, level) for measure, both in gains.items()}
+
+
+def balanced_shifts(
+  whole: Compared,
+  parts: Sequence[Compared],
+  *,
+  num_bootstrap: int = 1000,
+  level: float = 0.95,
+  seed: int = 0,
+) -> dict[str, Shift]:
+  """Returns the shift in which every group of tokens has the same weight: fixed effects of groups.
+
+  With the gain g_k(p) of the target in group k of K, and G_k that in the end, it is the shift of
+
+    g(p) = 1/K sum_k g_k(p) / G_k            G = 1
+
+  beside g_input(p) / G of all tokens. Each group is measured by its own chance and by its own end,
+  so that neither how often nor how well its tokens are said moves the mean. Groups of which the
+  model knows nothing in the end, see `shifts`, are left out.
+
+  Args:
+    whole: the tokens of all groups.
+    parts: the tokens of each group.
+    num_bootstrap: the number of resamples.
+    level: the confidence level of the intervals, in (0, 1).
+    seed: the seed of the resamples.
+
+  Returns:
+    The shift by each measure; nothing if fewer than two groups are known.
+  """
+  weights = _draws(len(whole.target.tokens), num_bootstrap, seed)
+  every = [part.gains(weights) for part in parts if part.target.tokens.sum()]
+  every = [gains for gains in every if _known(gains).mean() >= CLAIMED_SHARE]
+  found = {}
+  for measure, (target, this) in whole.gains(weights).items() if len(every) > 1 else ():
+    ends = [gains[measure][0][-1] for gains in every]
+    known = np.all([target[-1] > 0, *(end > 0 for end in ends)], axis=0)
+    units = [np.where(known, end, np.nan) for end in (target[-1], *ends)]
+    shares = [gains[measure][0] / end for gains, end in zip(every, units[1:], strict=True)]
+    found[measure] = _shift(np.mean(shares, axis=0), this / units[0], known, level)
+  return found
+
+
+def _draws(count: int, num_bootstrap: int, seed: int) -> np.ndarray:
+  """Returns how often each row is drawn [rows, 1 + n], first for the text itself."""
   # The mean of R - 1 rows drawn from R has the variance of the mean of R new ones.
   rng, draws = np.random.default_rng(seed), max(count - 1, 1)
   drawn = rng.multinomial(draws, np.full(count, 1 / count), size=num_bootstrap)
-  weights = np.concatenate([np.ones((1, count)), drawn]).T  # The first draw is the text itself.
-  gains = {
-    measure: (
-      target.means(measure, weights) - target_chance.means(measure, weights),
-      this.means(measure, weights) - this_chance.means(measure, weights),
-    )
-    for measure in target.sums
-  }
-  known = gains["log_rank"][0][-1] >= -math.log(RANK_RATIO)  # False where it is NaN
-  return {measure: _shift(*both, known, level) for measure, both in gains.items()}
+  return np.concatenate([np.ones((1, count)), drawn]).T
+
+
+def _known(gains: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+  """Returns for which draws [n] the model knows the target in the end: false where it is NaN."""
+  return gains["log_rank"][0][-1] >= -math.log(RANK_RATIO)
 
 
 def _shift(target: np.ndarray, this: np.ndarray, known: np.ndarray, level: float) -> Shift:

@@ -61,13 +61,15 @@ def candidates(tokens: Array, segment_ids: Array, counts: Array, key: Array) -> 
 def group_weights(batch: Candidates, deciles: Array | None) -> Array:
   """Returns 1 for the tokens of each group and 0 for the others, float32 [G, B, T].
 
-  The groups are `all`, `distinct` and, given the `frequency_deciles` [V], each decile.
+  The groups are `all`, `distinct` and, given the `frequency_deciles` [V], each decile of the next
+  token, and each decile of the shuffled target: what chance gives to tokens of that frequency.
   """
-  this, following, _ = batch.ids
+  this, following, shuffled = batch.ids
   member = [jnp.ones_like(batch.counted), this != following]
   if deciles is not None:
-    decile = jnp.take(deciles, following)
-    member += [decile == number for number in range(len(DECILES))]
+    for drawn in following, shuffled:
+      decile = jnp.take(deciles, drawn)
+      member += [decile == number for number in range(len(DECILES))]
   return jnp.stack([one & batch.counted for one in member]).astype(jnp.float32)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from resjax.base import Array
 from resjax.combinators import OUTPUT, Combinator
 from resjax.study.analysis.alignment import (
+  DECILES,
   GROUPS,
   MEASURES,
   Alignment,
@@ -18,7 +19,7 @@ from resjax.study.analysis.alignment import (
 )
 from resjax.study.analysis.lens import PER_TOKEN
 from resjax.study.analysis.probing import ProbeConfig, ProbeSums
-from resjax.study.analysis.shift import Rows, shifts
+from resjax.study.analysis.shift import Compared, Rows, balanced_shifts, shifts
 
 _RENAMED = {"input_first": "top1_is_input", "next_first": "top1_is_target"}
 _DROPPED = ("input_nats",)
@@ -129,24 +130,33 @@ class Totals:
     self, reading: str, sums: np.ndarray, tokens: np.ndarray, options: Mapping[str, Any]
   ) -> Mapping[str, Group]:
     """Returns the groups, given sums [P, K, G, rows] and numbers of tokens [G, rows]."""
-    found = {}
-    chance = _rows_of("shuffled", sums[:, :, 0], tokens[0])
-    names = [name for name in GROUPS if name != "shuffled"][: len(tokens)]
-    for index, name in enumerate(names):
-      target, this = (_rows_of(x, sums[:, :, index], tokens[index]) for x in ("next", "input"))
-      found[name] = self._group(
-        reading, index, shifts(target, this, chance, chance, **options), _own
+
+    def rows(token: str, index: int) -> Rows:
+      return _rows_of(token, sums[:, :, index], tokens[index])
+
+    def compared(index: int, chance_index: int) -> Compared:
+      return Compared(
+        rows("next", index), rows("input", index), rows("shuffled", chance_index), chance
       )
+
+    chance, first = rows("shuffled", 0), GROUPS.index(DECILES[0])
+    asked = {name: compared(index, 0) for index, name in enumerate(GROUPS[:first])}
+    if len(tokens) > first:  # The shuffled targets of each decile come behind the deciles.
+      asked |= {
+        name: compared(index, index + len(DECILES)) for index, name in enumerate(DECILES, first)
+      }
+    found = {
+      name: self._group(reading, index, shifts(one, **options), _own)
+      for index, (name, one) in enumerate(asked.items())
+    }
+    if len(tokens) > first:
+      parts = [asked[name] for name in DECILES]
+      balanced = balanced_shifts(asked["all"], parts, **options)
+      found["balanced"] = Group(found["all"].num_tokens, 0, {}, balanced)
     # The shuffled targets of every other row are compared with those of the rows between.
     every_other = np.arange(tokens.shape[1]) % 2 == 0
-    shuffled = shifts(
-      chance.of(every_other),
-      _rows_of("input", sums[:, :, 0], tokens[0]),
-      chance.of(~every_other),
-      chance,
-      **options,
-    )
-    return found | {"shuffled": self._group(reading, 0, shuffled, _shuffled)}
+    shuffled = Compared(chance.of(every_other), rows("input", 0), chance.of(~every_other), chance)
+    return found | {"shuffled": self._group(reading, 0, shifts(shuffled, **options), _shuffled)}
 
   def _group(
     self, reading: str, index: int, found: Mapping[str, Shift], named: Callable[..., Any]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from resjax.study.analysis.alignment import ESTIMATES, Estimate
-from resjax.study.analysis.shift import RANK_RATIO, Rows, shifts
+from resjax.study.analysis.shift import RANK_RATIO, Compared, Rows, balanced_shifts, shifts
 
 P, ROWS = 7, 40
 RANDOM = 0.01  # the probability of a random token
@@ -24,7 +24,7 @@ def found(target, this, measure="probability", noise=0.0, num_rows=ROWS, **optio
   """Returns the shift of these means along depth."""
   chance = rows(np.full(len(target), RANDOM), num_rows=num_rows)
   given = rows(target, noise, 0, num_rows), rows(this, noise, 1, num_rows)
-  return shifts(*given, chance, chance, **options)[measure]
+  return shifts(Compared(*given, chance, chance), **options)[measure]
 
 
 def steps(before, after, place):
@@ -95,7 +95,7 @@ def test_a_measure_without_chance_is_compared_with_zero():
   given = [Rows({**r.sums, "cosine": 10 * r.sums["probability"]}, r.tokens)
            for r in (rows(steps(0, 0.4, 3)), rows(steps(0.9, 0, 2)))]  # fmt: skip
   chance = rows(np.full(P, RANDOM))
-  one = shifts(*given, chance, chance)["cosine"]
+  one = shifts(Compared(*given, chance, chance))["cosine"]
   assert (one.departure.index, one.emergence.index) == (2, 3)
 
 
@@ -131,7 +131,8 @@ def test_intervals_cover_the_truth_in_95_of_100_texts(num_rows):
       shared, own = rng.normal(size=(1, num_rows)), rng.normal(size=(20, num_rows))
       values = 50 * (means[:, None] + 0.1 * (0.8 * shared + 0.6 * own))
       made.append(Rows({"probability": values, "log_rank": 20 * values}, np.full(num_rows, 50.0)))
-    one = shifts(*made, chance, chance, num_bootstrap=400, seed=text)["probability"]
+    compared = Compared(*made, chance, chance)
+    one = shifts(compared, num_bootstrap=400, seed=text)["probability"]
     for name, index in truth.items():
       estimate = getattr(one, name)
       upper = 20 if estimate.upper is None else estimate.upper
@@ -152,16 +153,38 @@ def test_an_interval_must_be_narrower_than_half_of_the_depth(width):
   target[:width, ::2], target[:width, 1::2] = -20, 24.05
   chance, this = rows(np.zeros(P)), rows(steps(0.9, 0, 1))
   given = Rows({"probability": target, "log_rank": 10 * target}, np.full(ROWS, 10.0))
-  one = shifts(given, this, chance, chance)["probability"].emergence
+  one = shifts(Compared(given, this, chance, chance))["probability"].emergence
   assert (one.lower, one.upper, one.share) == (0, width, 1)
   assert one.is_localised == (one.index is not None) == (2 * width < P - 1)
 
 
 def test_no_tokens_have_no_shift():
   empty = Rows({}, np.zeros(ROWS))
-  assert shifts(empty, empty, empty, empty) == {}
+  assert shifts(Compared(empty, empty, empty, empty)) == {}
 
 
 def test_one_row_has_no_interval_but_is_measured():
   one = found(steps(RANDOM, 0.4, 4), steps(0.9, RANDOM, 2), num_rows=1)
   assert (one.departure, one.emergence) == (exactly(2), exactly(4))
+
+
+def test_groups_of_equal_weight_are_judged_by_their_own_chance_and_end():
+  """A frequent group is said early and with large probabilities, a rare one late and with small.
+
+  The third group, of which nothing is known in the end, is left out.
+  """
+  this, chance = rows(steps(0.9, 0, 1)), rows(np.zeros(P))
+  frequent, rare = steps(0.1, 0.9, 1), steps(0.0, 0.1, 5)
+  whole = Compared(rows((np.array(frequent) + rare) / 2), this, chance, chance)
+  parts = [
+    Compared(rows(frequent), this, rows(np.full(P, 0.1)), chance),
+    Compared(rows(rare), this, chance, chance),
+    Compared(rows(np.full(P, 0.3)), this, rows(np.full(P, 0.3)), chance),
+  ]
+  assert shifts(whole)["probability"].emergence.index == 1
+  one = balanced_shifts(whole, parts)["probability"]
+  assert (one.onset, one.emergence, one.completion) == (exactly(1), exactly(1), exactly(5))
+  half = Compared(rows(steps(0.0, 0.1, 3)), this, chance, chance)
+  assert balanced_shifts(whole, [parts[1], half])["probability"].emergence == exactly(3)
+  assert balanced_shifts(whole, [parts[0], *[parts[1]] * 2])["probability"].emergence == exactly(5)
+  assert balanced_shifts(whole, parts[:1]) == {}

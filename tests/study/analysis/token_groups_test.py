@@ -39,7 +39,9 @@ def test_groups_are_all_tokens_those_with_another_next_one_and_deciles():
   everything, distinct, *deciles = np.asarray(group_weights(of, frequency_deciles_of(counts)))
   np.testing.assert_array_equal(everything, COUNTED)
   np.testing.assert_array_equal(distinct[0], [0, 1, 0, 1, 0, 0])
-  np.testing.assert_array_equal(sum(deciles), everything)
+  assert len(deciles) == 20  # of the next tokens, and of the shuffled targets
+  np.testing.assert_array_equal(sum(deciles[:10]), everything)
+  np.testing.assert_array_equal(sum(deciles[10:]), everything)
   assert len(group_weights(of, None)) == 2
 
 

@@ -20,6 +20,7 @@ _LABELS = {
   **{name: f"decile {number} of next" for number, name in enumerate(DECILES)},
   DECILES[0]: "most frequent next",
   DECILES[-1]: "rarest next",
+  "balanced": "deciles, equal weight",
   "shuffled": "shuffled next",
 }
 _RANK_GROUPS = ("all", "distinct", DECILES[0], DECILES[-1], "shuffled")
@@ -272,6 +273,13 @@ def model_shifts(alignments: Sequence[Alignment], reading: str) -> Figure:
   for row, alignment in enumerate(alignments):
     x = depth_positions.places(alignment) / depth_positions.num_layers(alignment)
     panels.draw_row(axes, x, row, depth_positions.shift_of(alignment, reading=reading))
+  colours = [panels.STYLES[style]["color"] for style in (_INPUT, _NEXT)]
+  for text, place, side, colour in (
+    ("input token read", 0.0, "left", colours[0]),
+    ("neither", 0.5, "center", "#595959"),
+    ("next token read", 1.0, "right", colours[1]),
+  ):
+    axes.text(place, -0.35, text, ha=side, fontsize=panels.LABEL, color=colour)
   panels.name_rows(axes, [alignment.model for alignment in alignments])
   panels.relative_axis(axes)
   return made

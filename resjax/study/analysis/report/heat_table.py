@@ -143,7 +143,7 @@ def heat_table(heat: HeatText, name: str) -> str:
     for token, row in zip(heat.tokens, heat.cells, strict=True)
   ]
   return (
-    f'{_LEGEND}\n<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
+    f'{_LEGEND}\n<div class="scroll late" tabindex="0" role="region" aria-label="{escape(name)}">'
     f'<table class="heat"><thead><tr>{head}</tr></thead>\n<tbody>\n'
     + "\n".join(rows)
     + "\n</tbody></table></div>"
@@ -174,7 +174,8 @@ _LEGEND = (
   '<p class="legend"><span>probability: '
   + "".join(map(_key, (0.0, 0.25, 0.5, 0.75, 1.0)))
   + '</span><span><span class="key next">bold, solid frame</span> the next token</span>'
-  '<span><span class="key input">dashed frame</span> the input token</span></p>'
+  '<span><span class="key input">dashed frame</span> the input token</span>'
+  "<span>earlier layers are to the left</span></p>"
 )
 
 

@@ -123,8 +123,9 @@ def _summary(results: Sequence[Results]) -> str:
     "next token emerges",
     "10 to 90%",
     "neither read",
-    "crossing",
+    "ranks cross",
     "emerges in ranks",
+    "emerges, all frequencies alike",
     "end: times better than random",
     "emerges in what is read",
     "shuffled next",
@@ -145,20 +146,23 @@ def _facts(alignment: Alignment) -> list[str]:
   """Returns the cells of the summary of one model, except its name."""
   closed, read = (alignment.readings.get(reading, {}) for reading in READINGS)
   some, times = closed or read, depth_positions.effect(alignment)
-  shift = depth_positions.shift_of(alignment)
-  ranks, by_read, shuffled = (
+  shift, ranks = depth_positions.shift_of(alignment), some["all"].shifts.get("log_rank")
+  by_rank, balanced, by_read, shuffled = (
     "not measured"
     if group is None
     else depth_positions.emergence_text(alignment, group.shifts.get(measure))
     for group, measure in (
       (some["all"], "log_rank"),
+      (some.get("balanced"), depth_positions.MAIN),
       (read.get("all"), depth_positions.MAIN),
       (some.get("shuffled"), depth_positions.MAIN),
     )
   )
   return [
     *depth_positions.cells(alignment, shift),
-    ranks,
+    depth_positions.crossing_text(alignment, ranks),
+    by_rank,
+    balanced,
     "" if times is None else f"{times:.3g}",
     by_read,
     shuffled,

@@ -181,7 +181,8 @@ def layer_heights(axes: Axes, layers: int) -> None:
 
 def _ticks(layers: int) -> tuple[list[int], list[str]]:
   step = -(-layers // _MOST_TICKS)
-  shown = range((layers - 1) % step, layers, step)  # The last layer is always among them.
+  # The last layer is always among them, and the first has room beside the embedding.
+  shown = [n for n in range((layers - 1) % step, layers, step) if n + 1 >= step]
   return [0, *(layer + 1 for layer in shown)], ["emb.", *map(str, shown)]
 
 
@@ -210,12 +211,12 @@ def draw_shift(axes: Axes, alignment: Alignment, shift: Shift | None) -> None:
       axes.axvline(x[found.index], color=style["color"], linestyle=style["linestyle"], linewidth=1)
   if shift.unread.index and shift.departure.index is not None and shift.emergence.index is not None:
     ends = x[shift.departure.index], x[shift.emergence.index]
-    axes.axvspan(*ends, facecolor="none", edgecolor="#BBBBBB", hatch="///", linewidth=0, zorder=0)
+    axes.axvspan(*ends, facecolor="none", edgecolor="#DDDDDD", hatch="//", linewidth=0, zorder=0)
 
 
 def draw_row(axes: Axes, x: np.ndarray, row: int, shift: Shift | None) -> None:
   """Draws a shift as a row at depth positions x [P]: up to where the input token is read, from
-  where on the next one emerges, and nothing between them.
+  where on the next one emerges, and dots between them, where neither is read.
 
   Bars are confidence intervals, a thin line spans 10 to 90%, and a cross marks the crossing.
   """
@@ -228,6 +229,9 @@ def draw_row(axes: Axes, x: np.ndarray, row: int, shift: Shift | None) -> None:
     _draw_span(axes, (x[0], x[-1 if departure.index is None else departure.index]), row, INPUT)
   if emergence.index is not None:
     _draw_span(axes, (x[emergence.index], x[-1]), row, NEXT)
+    if departure.index is not None and departure.index < emergence.index:
+      ends = x[departure.index], x[emergence.index]
+      axes.plot(ends, [row, row], color="#777777", linestyle=":", linewidth=1.2, zorder=0)
   if shift.onset.index is not None and shift.completion.index is not None:
     ends = x[shift.onset.index], x[shift.completion.index]
     axes.plot(ends, [row + 0.22] * 2, color=STYLES[NEXT]["color"], linewidth=1, marker="|")

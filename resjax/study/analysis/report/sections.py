@@ -14,9 +14,9 @@ from resjax.study.analysis.report.sensitivity_figures import emergence_curves, l
 
 _ROW = (
   "A dashed line reaches as far as the input token is read, a solid one begins where the next "
-  "token emerges, and between them neither is read. Bars are 95% intervals; the thin line spans 10 "
-  "to 90% of what the next token has in the end. A diamond marks where the lens begins to say more "
-  "of the next token than of the input token; it is empty where neither is read."
+  "token emerges, and where dots lie between them neither is read. Bars are 95% intervals; the "
+  "thin line spans 10 to 90% of what the next token has in the end. A diamond marks where the lens "
+  "begins to say more of the next token than of the input token, empty where neither is read."
 )
 _READINGS = {
   "closed": "the state after a layer or site as if the layers ended there",

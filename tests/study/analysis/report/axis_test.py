@@ -1,7 +1,9 @@
 """The shift in words, the axis of layers, and names that look like formulas to matplotlib."""
 
 import dataclasses
+import itertools
 
+import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -21,12 +23,21 @@ def test_one_row_has_no_interval():
 
 
 def test_the_last_layer_has_its_number():
-  for layers in (1, 9, 20, 48):
+  for layers in (1, 9, 18, 20, 30, 48):
     axes = Figure().subplots()
     panels.layer_axis(axes, layers)
     shown = [label.get_text() for label in axes.get_xticklabels()]
     assert shown[0] == "emb." and shown[-1] == str(layers - 1) and len(shown) <= 10
     assert list(axes.get_xticks()) == [0, *(int(name) + 1 for name in shown[1:])]
+
+
+@pytest.mark.parametrize("layers", [6, 18, 20, 30, 48])
+def test_labels_of_layers_do_not_overlap(layers):
+  rank = TRAJECTORIES["rank"]
+  figure = alignment_figures.figure(alignment(num_layers=layers, sites=("mlp",)), rank, "closed")
+  figure.draw_without_rendering()
+  boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
+  assert all(right.x0 - left.x1 > 4 for left, right in itertools.pairwise(boxes))
 
 
 def test_dollars_in_names_are_dollars(tmp_path):

@@ -42,6 +42,7 @@ SCROLLS = """[...document.querySelectorAll('.scroll')].map(e => {
   const box = e.getBoundingClientRect();
   return {heat: e.querySelector('.heat') != null, left: box.left, right: box.right,
           inner: e.scrollWidth, outer: e.clientWidth, height: box.height,
+          last: e.querySelector('th:last-child').getBoundingClientRect().right,
           fades: getComputedStyle(e).maskImage != 'none'};
 })"""
 
@@ -121,8 +122,9 @@ def test_tables_scroll_in_their_frame(opened):
   for frame in page.evaluate(SCROLLS):
     assert frame["left"] >= 0 and frame["right"] <= width
     # Where a number may be cut by the edge of the frame, it fades.
-    assert frame["fades"] == (frame["inner"] > frame["outer"])
+    assert frame["fades"] == (frame["inner"] > frame["outer"] and not frame["heat"])
     if frame["heat"]:
+      assert frame["last"] <= frame["right"] + 1  # The last layer is in view.
       assert frame["height"] > 150
       assert (frame["inner"] > frame["outer"]) == (width == 400)
   if width == 400:
