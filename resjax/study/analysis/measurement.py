@@ -53,7 +53,7 @@ def measure(
     corpus: the name of the corpus.
     config: what to measure; None uses the defaults.
     seed: the seed of shuffled targets and of the bootstrap.
-    num_bootstrap: the number of resamples for the confidence interval of the switch.
+    num_bootstrap: the number of resamples for the confidence intervals of the shift.
     level: the confidence level of that interval.
     progress: is called after every batch.
 
@@ -178,7 +178,7 @@ class Meter:
     Args:
       state: the arrays of the decoder, in the form that the step takes.
       model: the name of the model.
-      num_bootstrap: the number of resamples for the confidence interval of the switch.
+      num_bootstrap: the number of resamples for the confidence intervals of the shift.
       level: the confidence level of that interval.
       progress: is called as progress(done, total) after every batch.
       around_batch: returns the context in which a batch is measured; an exception of the context
