@@ -23,6 +23,7 @@ from flax import nnx
 from jax import lax
 
 from configs import base
+from launch.bench import sizes
 from launch.bench.report import write_report
 from resjax.base import Array, PyTree
 from resjax.cli import command
@@ -32,8 +33,7 @@ from resjax.study.analysis import Meter, ProbeConfig
 from resjax.train import experiment
 
 _HF = flags.DEFINE_string("hf", None, "Pretrained model, in place of one that is drawn.")
-_LAYERS = flags.DEFINE_integer("layers", 4, "Layers.", lower_bound=1)
-_WIDTH = flags.DEFINE_integer("d_model", 576, "Width; a multiple of 64.", lower_bound=64)
+_LAYERS, _WIDTH = sizes.define(4, 576)
 _VOCAB = flags.DEFINE_integer("vocab_size", 49_152, "Words.", lower_bound=8)
 _TOKENS = flags.DEFINE_integer("tokens", 4096, "Tokens of a sample, whole batches.", lower_bound=2)
 _LENGTH = flags.DEFINE_integer("seq_len", 512, "Tokens of a row.", lower_bound=2)

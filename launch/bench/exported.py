@@ -19,6 +19,7 @@ from absl import flags
 from flax import nnx
 
 from configs import base
+from launch.bench import sizes
 from resjax.cli import command
 from resjax.interop import huggingface
 from resjax.models import Decoder
@@ -29,8 +30,7 @@ _NAMES = flags.DEFINE_list(
   ["standard", "gate", "block_attn_res", "deep_delta", "hyper_connections"],
   "Combinators, with their default options.",
 )
-_LAYERS = flags.DEFINE_integer("layers", 8, "Layers.", lower_bound=1)
-_WIDTH = flags.DEFINE_integer("d_model", 512, "Width; a multiple of 64.", lower_bound=64)
+_LAYERS, _WIDTH = sizes.define(8, 512)
 _PROMPT = flags.DEFINE_integer("prompt", 256, "Tokens of the prompt.", lower_bound=1)
 _TOKENS = flags.DEFINE_integer("tokens", 24, "Tokens behind it.", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Runs, of which the fastest counts.", lower_bound=1)

@@ -21,6 +21,7 @@ from absl import flags
 from flax import nnx
 
 from configs import base
+from launch.bench import sizes
 from launch.bench.kernels import timing
 from launch.bench.report import write_report
 from resjax.cli import command
@@ -28,8 +29,7 @@ from resjax.interop import huggingface
 from resjax.models import Decoder
 from resjax.train import experiment
 
-_LAYERS = flags.DEFINE_integer("layers", 12, "Layers.", lower_bound=1)
-_WIDTH = flags.DEFINE_integer("d_model", 768, "Width; a multiple of 64.", lower_bound=64)
+_LAYERS, _WIDTH = sizes.define(12, 768)
 _LENGTHS = flags.DEFINE_list("lengths", ["1024", "2048"], "Numbers of tokens of the prompts.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Samples of each prefill.", lower_bound=1)
 

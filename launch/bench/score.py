@@ -20,6 +20,7 @@ from absl import flags
 from flax import nnx
 
 from configs import base
+from launch.bench import sizes
 from launch.bench.kernels import timing
 from launch.bench.report import write_report
 from resjax.base import PyTree
@@ -28,8 +29,7 @@ from resjax.models import Decoder, loss_sums
 from resjax.study.evaluation import Scored, Scorer
 from resjax.train import experiment
 
-_LAYERS = flags.DEFINE_integer("layers", 12, "Layers.", lower_bound=1)
-_WIDTH = flags.DEFINE_integer("d_model", 768, "Width; a multiple of 64.", lower_bound=64)
+_LAYERS, _WIDTH = sizes.define(12, 768)
 _LENGTH = flags.DEFINE_integer("max_length", 1024, "Tokens of a full row.", lower_bound=64)
 _ROWS = flags.DEFINE_integer("rows", 4, "Full rows that run at a time.", lower_bound=1)
 _BATCHES = flags.DEFINE_integer("batches", 8, "Batches of full rows in a sample.", lower_bound=1)

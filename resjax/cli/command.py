@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
@@ -22,6 +22,7 @@ from resjax.base import processes, redaction
 from resjax.base.processes import SIGINT_CODE, Interrupted, raising_ctrl_c
 from resjax.cli import errors, help_text, interrupts, outside, shipped, workdir_flag
 
+_Number = TypeVar("_Number", int, float)
 # Seconds for which processes wait for each other: at the start, and for a sign of life.
 _BRINGUP, _HEARTBEAT = 300, 100
 _HELP = {"-h", "--h", "-help", "--help", "-helpshort", "--helpshort"}
@@ -179,6 +180,23 @@ def config_value(holder: flags.FlagHolder) -> ConfigDict:
     kind = type(holder.value).__name__
     raise ValueError(f"{path}: get_config() must return a ConfigDict, and returns {kind}")
   return holder.value
+
+
+def numbers(
+  flag: flags.FlagHolder, kind: Callable[[str], _Number], example: str = "0,1"
+) -> list[_Number]:
+  """Returns the numbers of a flag that is a list.
+
+  Raises:
+    ValueError: an item is none; the message has the example.
+  """
+  try:
+    return [kind(item) for item in flag.value]
+  except ValueError:
+    given = ",".join(flag.value)
+    raise ValueError(
+      f"--{flag.name}={given} must be numbers with commas between them, such as {example}"
+    ) from None
 
 
 def check_text(text: str, flag: str) -> None:

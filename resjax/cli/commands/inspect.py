@@ -101,7 +101,7 @@ def _folder() -> Location:
 
 def _lens(model: TrainedModel, folder: Location, console: Console) -> None:
   """Trains a tuned lens, saves it and shows how it compares with the logit lens."""
-  layers = _layers()
+  layers = command.numbers(_LAYERS, int, "0,-1")
   text = text_flags.read_text(model)
   with terminal.status(quiet=jax.process_index() != 0) as status:
     lens, found = tuned_lens.train(
@@ -138,16 +138,6 @@ def _lens(model: TrainedModel, folder: Location, console: Console) -> None:
   _write(model, folder, console, found, facts | {"positions": positions}, reading_figures.lens(
     found, positions, f"{model.name}  |  {text.name}"
   ))  # fmt: skip
-
-
-def _layers() -> list[int]:
-  try:
-    return [int(layer) for layer in _LAYERS.value]
-  except ValueError:
-    given = ",".join(_LAYERS.value)
-    raise ValueError(
-      f"--layers={given} must be numbers with commas between them, such as 0,-1"
-    ) from None
 
 
 def _attribution(model: TrainedModel, folder: Location, console: Console) -> None:

@@ -12,8 +12,6 @@ measures together; see `resjax.base.processes.initialize`.
 """
 
 import functools
-from collections.abc import Callable
-from typing import TypeVar
 
 import jax
 import numpy as np
@@ -32,8 +30,6 @@ from resjax.study.analysis import (
   interventions,
 )
 
-_Number = TypeVar("_Number", int, float)
-
 _ALPHAS = flags.DEFINE_list("alphas", ["0", "0.25", "0.5"], "Factors of the stream at a cut.")
 _LAYERS = flags.DEFINE_list("layers", [], "Layers to cut; -1 is the last; default: all.")
 _SITES = flags.DEFINE_list("sites", [], "Sites of a layer that are cut together; default: all.")
@@ -45,7 +41,7 @@ def main() -> None:
   """Measures the model of the command line."""
   command.join()
   out = _out()
-  alphas, layers = _numbers(_ALPHAS, float), _numbers(_LAYERS, int)
+  alphas, layers = command.numbers(_ALPHAS, float), command.numbers(_LAYERS, int)
   model = text_flags.load_one()
   found = _measure(model, alphas, layers)
   if jax.process_index() == 0:
@@ -141,16 +137,6 @@ def _out() -> Location:
   if out.is_dir():
     raise ValueError(f"--out={out} is a folder; give a file, for example {out / 'cuts.json'}")
   return out
-
-
-def _numbers(flag: flags.FlagHolder, kind: Callable[[str], _Number]) -> list[_Number]:
-  try:
-    return [kind(item) for item in flag.value]
-  except ValueError:
-    given = ",".join(flag.value)
-    raise ValueError(
-      f"--{flag.name}={given} must be numbers with commas between them, such as 0,1"
-    ) from None
 
 
 run = functools.partial(command.run, main)
