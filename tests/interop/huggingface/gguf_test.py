@@ -8,12 +8,14 @@ import gguf
 import jax
 import numpy as np
 import pytest
+import tokenizers
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from resjax.base.sharding import MeshConfig, ShardingConfig, make_layout
 from resjax.base.sharding.rules import WHOLE
 from resjax.data import GgufFile, model_files
+from resjax.data.gguf import tokenizer as gguf_tokenizer
 from resjax.interop import huggingface
 from resjax.models import Decoder
 from tests.helpers.gguf_files import ARCHITECTURES, settings, tensors, write
@@ -292,3 +294,13 @@ def test_a_chat_template_is_kept(tmp_path):
   file = write(tmp_path / "model.gguf", "llama", tokenizer__chat_template="{{ messages }}")
   kept = json.loads(huggingface.tokenizer(file).files["tokenizer_config.json"])
   assert kept["chat_template"] == "{{ messages }}" and kept["bos_token"] == "<s>"
+
+
+@pytest.mark.parametrize(("scores", "ids"), [((-2.0, -1.0), [3, 7]), ((-1.0, -2.0), [6, 5])])
+def test_the_best_score_is_merged_first(scores, ids):
+  keys = {
+    "model": "llama", "tokens": ["<s>", "</s>", "<unk>", "a", "b", "c", "ab", "bc"],
+    "scores": [0.0] * 6 + list(scores), "unknown_token_id": 2, "add_space_prefix": False,
+  }  # fmt: skip
+  made = gguf_tokenizer.files("a.gguf", {f"tokenizer.ggml.{key}": keys[key] for key in keys})
+  assert tokenizers.Tokenizer.from_str(made["tokenizer.json"]).encode("abc").ids == ids
