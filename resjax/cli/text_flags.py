@@ -12,7 +12,6 @@ from resjax.cli.model_flags import BATCH_SIZE, CHECKPOINTS, FOLDERS
 from resjax.data import FORMATS, MeasuredText
 from resjax.study import TrainedModel
 
-_MOST_TOKENS = 16384  # by default
 __all__ = ["CHECKPOINTS", "FOLDERS", "load", "read_text"]
 
 _DATA = flags.DEFINE_string(
@@ -77,7 +76,7 @@ def read_text(
   return loading.read_text(
     model,
     data,
-    max_tokens=tokens or _MOST_TOKENS,
+    max_tokens=tokens or loading.MOST_TOKENS,
     batch_size=BATCH_SIZE.value,
     seq_len=seq_len,
     form=_FORMAT.value,

@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from resjax.base import Location, terminal
+from resjax.cli.actions import loading
 from resjax.data import MeasuredText
 from resjax.study import TrainedModel
 from resjax.study.analysis import (
@@ -24,7 +25,7 @@ from resjax.study.analysis.report import Results, factor_table, heat_table, page
 
 # By default an analysis on a CPU has as many tokens as take this many FLOPs, a minute or two of two
 # cores; and its rows are so short that there are enough of them for intervals.
-_MOST_FLOPS, _MOST_TOKENS, _LEAST_ROWS, _LEAST_LENGTH = 2e13, 16384, 16, 128
+_MOST_FLOPS, _LEAST_ROWS, _LEAST_LENGTH = 2e13, 16, 128
 _SAID = 10.0  # the seconds from which on it is said before how long a measurement will take
 _SHOWN = 48  # how many tokens of the data the table shows where no text is given
 
@@ -162,10 +163,10 @@ def sizes(
   """
   length = seq_len or model.seq_len
   if tokens or model.decoder.layout.platform != "cpu":
-    return tokens or _MOST_TOKENS, length
+    return tokens or loading.MOST_TOKENS, length
   affordable = int(_MOST_FLOPS / config.flops_per_token(model.decoder, length))
-  tokens = min(_MOST_TOKENS, max(affordable, _LEAST_ROWS * _LEAST_LENGTH))
-  if not seq_len and tokens < _MOST_TOKENS:
+  tokens = min(loading.MOST_TOKENS, max(affordable, _LEAST_ROWS * _LEAST_LENGTH))
+  if not seq_len and tokens < loading.MOST_TOKENS:
     while length >= 2 * _LEAST_LENGTH and tokens < _LEAST_ROWS * length:
       length //= 2
   return tokens, length

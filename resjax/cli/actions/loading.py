@@ -12,6 +12,7 @@ from resjax.train import experiment
 from resjax.train.runs import restore, workdir
 
 _SETTINGS = SettingNames("--data", "--data_format", "--data_field")
+MOST_TOKENS = 16384  # of a text that is measured, by default
 _USUAL_ROW = 1024  # tokens in a row, although pretrained models may take far longer rows
 
 

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 from absl import flags
 from rich.console import Console
-from rich.progress import Progress
 
 from resjax.base import Location, locations, processes, terminal
 from resjax.cli import command, text_flags
@@ -55,9 +54,7 @@ def main() -> None:
 def _measure(model: TrainedModel, alphas: list[float], layers: list[int]) -> Sensitivity:
   check_supported(model.decoder)  # before the text, which may take minutes
   text = text_flags.read_text(model)
-  console = terminal.console(stderr=True, quiet=jax.process_index() != 0)
-  with Progress(console=console, transient=True) as bar:
-    task = bar.add_task("evaluating", total=None)
+  with terminal.status(quiet=jax.process_index() != 0) as status:
     return interventions.sensitivity(
       model.decoder,
       text,
@@ -66,7 +63,7 @@ def _measure(model: TrainedModel, alphas: list[float], layers: list[int]) -> Sen
       layers=layers,
       sites=_SITES.value,
       alignment=_ALIGNMENT.value,
-      progress=lambda done, total: bar.update(task, completed=done, total=total),
+      progress=functools.partial(status, "cutting"),
     )
 
 
