@@ -1,8 +1,9 @@
 """The figures of docs/findings/real_models.md, from what commands of that page wrote.
 
-  python -m docs.findings.real_models RESULTS.json [RESULTS.json ...]
+  python -m docs.findings.real_models FILE.json [FILE.json ...]
 
-keeps of results of `resjax analyze` what the page needs, in docs/findings/real_models/shift.
+keeps in docs/findings/real_models what the page needs of the files of `resjax analyze`, in shift,
+and of those of `resjax intervene`, which are called MODEL-TEXT.json, in slopes (alpha 1) or cuts.
 """
 
 import dataclasses
@@ -23,12 +24,22 @@ TEXTS = {"wiki": "WikiText-2", "lambada": "LAMBADA", "stdlib": "Python's library
 
 
 def keep(*files: str) -> None:
-  """Writes the alignment of every model in results, with the means that the page shows."""
-  for file in files:
-    for one in results.from_json(pathlib.Path(file).read_text(), file):
-      (FOLDER / "shift").mkdir(parents=True, exist_ok=True)
-      path = FOLDER / "shift" / f"{one.alignment.model}.json"
-      path.write_text(shortened(one.alignment).to_json() + "\n")
+  """Writes what the page needs of files that commands wrote, without the places of texts."""
+  for file in map(pathlib.Path, files):
+    text = file.read_text()
+    if "models" in json.loads(text):
+      for one in results.from_json(text, str(file)):
+        _write("shift", one.alignment.model, shortened(one.alignment))
+    else:
+      cuts = Sensitivity.from_json(text, str(file))
+      kind = "slopes" if cuts.alphas == (1.0,) else "cuts"
+      named = dataclasses.replace(cuts, corpus=pathlib.Path(cuts.corpus).name)
+      _write(kind, file.stem, named)
+
+
+def _write(kind: str, name: str, found: Alignment | Sensitivity) -> None:
+  (FOLDER / kind).mkdir(parents=True, exist_ok=True)
+  (FOLDER / kind / f"{name}.json").write_text(found.to_json().rstrip() + "\n")
 
 
 def shortened(alignment: Alignment) -> Alignment:

@@ -1,7 +1,7 @@
 """How the loss changes, to first order, where the residual path of a model is attenuated."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -54,15 +54,15 @@ def slopes(decoder: Decoder, text: MeasuredText) -> tuple[np.ndarray, np.ndarray
 
     return jax.grad(nats)(ones)[..., 0, 0]
 
-  total = None
+  parts = []
   for batch in single_rows(text, layout):
     found = np.asarray(by_row(state, layout.split(batch)), np.float64)
-    sums = RowSums.of(found[..., None, :], num_asked(batch, axis=-1)[None])
-    total = sums if total is None else total + sums
+    parts.append(RowSums.of(found[..., None, :], num_asked(batch, axis=-1)[None]))
+  total = functools.reduce(RowSums.__add__, parts)
   return total.mean()[..., 0], total.standard_error()[..., 0]
 
 
-def single_rows(text: MeasuredText, layout: Layout) -> list[Mapping[str, np.ndarray]]:
+def single_rows(text: MeasuredText, layout: Layout) -> Sequence[Mapping[str, np.ndarray]]:
   """Returns the batches of a text cut into batches of one row for each part of the batch axis."""
   shards, found = layout.num_shards("batch"), []
   for batch in text.batches:

@@ -61,8 +61,9 @@ def measure(
     ValueError: No token has a next token in its segment.
   """
   meter = Meter(decoder, batches, batch_size=batch_size, corpus=corpus, config=config, seed=seed)
-  options = {"num_bootstrap": num_bootstrap, "level": level, "progress": progress}
-  return meter.measure(nnx.state(decoder), model, **options)
+  return meter.measure(
+    nnx.state(decoder), model, num_bootstrap=num_bootstrap, level=level, progress=progress
+  )
 
 
 def expected_seconds(decoder: Decoder, num_tokens: int, length: int, config: ProbeConfig) -> float:

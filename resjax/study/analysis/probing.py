@@ -76,8 +76,8 @@ class ProbeConfig:
     once = reads_the_stream(combinator, config.dtype)
     measured = dataclasses.replace(self, readings=("closed",)) if once else self
     positions = len(self.positions(combinator))
-    heads = positions * len(measured.readings)
-    heads += (heads + 1) / measured.stride(positions, length) - 1
+    states = positions * len(measured.readings)
+    heads = states + (states + 1) / measured.stride(positions, length) - 1
     head = 2 * config.vocab_size * config.d_model
     return forward_flops_per_token(config, combinator, length) + heads * head
 
