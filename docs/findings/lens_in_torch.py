@@ -19,7 +19,7 @@ import transformers
 from resjax.cli.actions import loading
 from resjax.study.analysis import measure
 
-TOKENS, ROW, ROWS = 1024, 256, 4
+TOKENS, ROW, ROWS = 512, 128, 4
 
 
 def main(out: str, text: str, *folders: str) -> None:
