@@ -39,6 +39,7 @@ PLANNED = (
 WITHOUT_SIZE = (
   "configs.ablations.compare",
   "configs.ablations.finetune_cuts",
+  "configs.ablations.from_start",
   "configs.ablations.one_parent",
   "configs.ablations.synthetic",
   *PLANNED,

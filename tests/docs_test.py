@@ -65,7 +65,7 @@ def folder(tmp_path_factory):
 
 def add_texts(root):
   """Adds the texts and the folder of Hugging Face that pages score and train on."""
-  for name in ("text.txt", "text.md", "notes.txt"):
+  for name in ("text.txt", "text.md", "notes.txt", "wiki.test.raw"):
     (root / name).write_text("A short text of one line. " * 400)
   write_folder(root / "wikitext-2-raw-v1", make_texts(20))
   (root / "fineweb").mkdir()  # with enough documents for 2 % of them
@@ -76,7 +76,9 @@ def add_texts(root):
   (root / "tasks").mkdir()
   rows = [{"text": "the depth of a layer is width"}, {"text": "query the gate"}]
   (root / "tasks" / "lambada_openai.jsonl").write_text("\n".join(map(json.dumps, rows)))
-  pretrained.folder(root, "gpt2")
+  made = pretrained.folder(root, "gpt2")
+  for name in ("smollm2-135m", "gemma3-270m"):
+    (root / name).symlink_to(made)
 
 
 @pytest.fixture(scope="module")
