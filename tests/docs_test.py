@@ -76,9 +76,10 @@ def add_texts(root):
   (root / "tasks").mkdir()
   rows = [{"text": "the depth of a layer is width"}, {"text": "query the gate"}]
   (root / "tasks" / "lambada_openai.jsonl").write_text("\n".join(map(json.dumps, rows)))
-  made = pretrained.folder(root, "gpt2")
+  pretrained.folder(root, "gpt2")
+  of_any_length = pretrained.folder(root, "llama")
   for name in ("smollm2-135m", "gemma3-270m"):
-    (root / name).symlink_to(made)
+    (root / name).symlink_to(of_any_length)
 
 
 @pytest.fixture(scope="module")
