@@ -84,13 +84,19 @@ def stop(seconds: int) -> str:
   return f"""\
 set -euo pipefail
 cd "$HOME"
-if {_ALIVE}; then
-  kill -TERM "$pid"
-  for _ in $(seq {5 * seconds}); do
+await_end() {{
+  for _ in $(seq "$1"); do
     grep -qsa {RUN}/command.sh "/proc/$pid/cmdline" || break
     sleep 0.2
   done
-  if {_ALIVE}; then kill -KILL -- "-$pid"; fi
+}}
+if {_ALIVE}; then
+  kill -TERM "$pid"
+  await_end {5 * seconds}
+  if {_ALIVE}; then
+    kill -KILL -- "-$pid"
+    await_end 50  # a busy host takes a moment to end what is killed
+  fi
 fi
 echo "$(hostname): stopped"
 """
