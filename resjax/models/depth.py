@@ -49,7 +49,7 @@ class SiteVisit(NamedTuple):
   layer: Layer
   site: str
   before: PyTree
-  out: Stream
+  out: Float[Array, "... D"]
   after: PyTree
   kept: tuple[PyTree, ...]
   normed: Views
