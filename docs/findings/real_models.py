@@ -124,10 +124,14 @@ def rank_table(models: list[Alignment]) -> str:
       cells = []
       for share in (0, 0.25, 0.5, 0.75, 1):
         pair = [metrics[f"{token}_{kind}"][round(share * depth)] for token in ("input", "next")]
-        form = [f"{np.exp(v):,.3g}" if kind == "log_rank" else f"{v:.3f}" for v in pair]
-        cells.append(", ".join(form))
+        cells.append(", ".join(map(_rank if kind == "log_rank" else "{:.3f}".format, pair)))
       rows.append([one.model, "rank" if kind == "log_rank" else "probability", *cells])
   return table(["model", "input, next", "embedding", "1/4", "1/2", "3/4", "end"], rows)
+
+
+def _rank(log_rank: float) -> str:
+  rank = np.exp(log_rank)
+  return f"{rank:,.0f}" if rank >= 100 else f"{rank:.3g}"
 
 
 def decile_table(models: list[Alignment]) -> str:
