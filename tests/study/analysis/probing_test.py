@@ -31,6 +31,18 @@ def test_systems_with_one_stream_read_what_is_closed():
   assert found == SAME
 
 
+class _Doubled(combinators.Standard):
+  """Starts with the embeddings and keeps one stream, of which a site reads twice the value."""
+
+  def read(self, state, layer, site):
+    views, tape = super().read(state, layer, site)
+    return {"x": 2 * views["x"]}, tape
+
+
+def test_a_view_that_is_not_the_stream_is_another_state():
+  assert not reads_the_stream(_Doubled(num_layers=2, d_model=8), jnp.float32)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*sorted(SAME), "unet_skips", "block_attn_res"])
 def test_their_states_are_the_same(name):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from resjax.study.analysis import shift
 from resjax.study.analysis.alignment import ESTIMATES, Estimate
 from resjax.study.analysis.shift import RANK_RATIO, Compared, Rows, balanced_shifts, shifts
 
@@ -188,3 +189,9 @@ def test_groups_of_equal_weight_are_judged_by_their_own_chance_and_end():
   assert balanced_shifts(whole, [parts[1], half])["probability"].emergence == exactly(3)
   assert balanced_shifts(whole, [parts[0], *[parts[1]] * 2])["probability"].emergence == exactly(5)
   assert balanced_shifts(whole, parts[:1]) == {}
+
+
+def test_an_interval_leaves_out_half_of_the_rest_on_each_side():
+  places = np.concatenate([[500], np.random.default_rng(0).permutation(1001)])
+  found = shift._estimate(places, 10_000, 0.5)
+  assert (found.lower, found.index, found.upper) == (250, 500, 750)
