@@ -51,7 +51,7 @@ ENVIRONMENT = {
   "TF_CPP_MIN_LOG_LEVEL": "1",
   "JAX_COMPILATION_CACHE_DIR": str(Path(tempfile.gettempdir()) / "resjax_gpu_day"),
 }
-DRY_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "XLAgpu_goals.FLAGS": ""}
+DRY_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 
 
 def gpu_arms() -> list[Arm]:
