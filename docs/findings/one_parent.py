@@ -24,7 +24,7 @@ Values = dict[str, dict[int, float]]
 
 
 def main(sweep: str, analysis: str = "") -> None:
-  """Prints all figures."""
+  """Prints the figures of a sweep, and C6 from a folder of analyses with one for each arm."""
   for name, text in numbers(pathlib.Path(sweep)).items():
     print(f"{name}: {text}")
   if not analysis:

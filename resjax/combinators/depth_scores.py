@@ -119,7 +119,7 @@ class DepthScores:
     return {"query": self._scaled(reader, reader["query"]), "key_scale": reader.get("key_scale")}
 
   def _scaled(self, reader: Reader, query: Array) -> Array:
-    """Returns c q."""
+    """Returns the query q times the scale c of all scores."""
     if self.scale == "rsqrt":
       return query * (self.key_width // self.num_heads) ** -0.5
     if self.scale == "learned":

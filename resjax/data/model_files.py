@@ -78,14 +78,14 @@ class Folder(ModelFiles):
   """A folder with config.json, safetensors and tokenizer.json."""
 
   def text(self, name: str) -> str | None:
-    """See `ModelFiles.text`."""
+    """Returns the text of a file in the folder; None if there is no such file."""
     try:
       return read_text(self.place / name)
     except (FileNotFoundError, NotADirectoryError):
       return None
 
   def paths(self) -> list[pathlib.Path]:
-    """See `ModelFiles.paths`."""
+    """Returns all files of the folder."""
     return [path for path in sorted(self.place.iterdir()) if path.is_file()]
 
   def _without(self, name: str) -> str:
@@ -97,7 +97,7 @@ class Folder(ModelFiles):
 
 
 class OfGguf(ModelFiles):
-  """A GGUF file."""
+  """A GGUF file, whose metadata stand for config.json and the files of a tokenizer."""
 
   def __init__(self, place: pathlib.Path):
     super().__init__(place, place.stem)
@@ -105,7 +105,7 @@ class OfGguf(ModelFiles):
     self._tokenizer: dict[str, str] = {}
 
   def text(self, name: str) -> str | None:
-    """See `ModelFiles.text`."""
+    """Returns the text that a file of a folder would have; None if the metadata have none."""
     if name == CONFIG:
       return json.dumps(self.content.settings())
     if name not in TOKENIZER:
@@ -115,11 +115,11 @@ class OfGguf(ModelFiles):
     return self._tokenizer.get(name)
 
   def where(self, name: str) -> str:
-    """See `ModelFiles.where`."""
+    """Returns the place of the GGUF file, whatever part of it is meant."""
     return str(self.place)
 
   def paths(self) -> list[pathlib.Path]:
-    """See `ModelFiles.paths`."""
+    """Returns the GGUF file alone."""
     return [self.place]
 
 

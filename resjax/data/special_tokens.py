@@ -37,7 +37,7 @@ class Around:
 
   @property
   def tokens(self) -> tuple[int, ...]:
-    """All of them."""
+    """All special tokens around a text, those in front first."""
     return self.before + self.after
 
 

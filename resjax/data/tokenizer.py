@@ -94,7 +94,7 @@ class ByteTokenizer:
     return END_OF_TEXT.encode() if token == self.eot_id else bytes([token])
 
   def token_bytes(self) -> np.ndarray:
-    """Returns int32 [257]."""
+    """Returns the bytes that each token stands for, int32 [257]: one, and none at the end."""
     return np.array([1] * 256 + [0], np.int32)
 
   def save(self, path: Location) -> None:

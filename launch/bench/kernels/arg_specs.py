@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class ReadShape:
-  """One depth read.
+  """The sizes of the arrays with which a kernel that reads along depth is timed.
 
   Attributes:
     num_tokens: T.

@@ -73,7 +73,7 @@ class ELC(LayerMixer):
     return {"x": self._choose(state.sources, layer)}
 
   def _choose(self, sources: Sources, i: Layer) -> Array:
-    """Returns x̂_i."""
+    """Returns x̂_i, what layer i reads: the sum of earlier outputs by its weights."""
     return depth_sum(sources, sources.in_slot_order(self._shares(i, i)))
 
   def _shares(self, i: Layer, newest: int | Array) -> Array:

@@ -114,7 +114,7 @@ class AssociativeRecall(Task):
 
   @property
   def chance(self) -> float:
-    """Guessing a value."""
+    """The accuracy of guessing one of the values at random."""
     return 1 / self.values
 
   @property
@@ -202,7 +202,7 @@ class Copying(Task):
 
   @property
   def chance(self) -> float:
-    """Guessing a symbol."""
+    """The accuracy of guessing one of the symbols at random."""
     return 1 / self.symbols
 
   @property

@@ -30,7 +30,7 @@ class _Converted(StoredTensor):
   offset: float
 
   def slice(self, index: Index) -> np.ndarray:
-    """See `StoredTensor.slice`."""
+    """Returns a slice of the tensor as a folder of Hugging Face would have it, dequantized."""
     first, *others = index or (slice(None),)
     rows = first if self.rows is None else self.rows[first]
     if len(self.shape) == 1:
