@@ -119,7 +119,7 @@ def _emergence(alignment: Alignment) -> str:
   """Returns after which layer the next token emerges, `-` if it does not, or `?`: see `show`."""
   shift = depth_positions.shift_of(alignment)
   if shift is None or shift.emergence.index is None:
-    return "-" if shift is None or shift.emergence.is_localised else "?"
+    return "-" if shift is None or shift.emergence.is_absent else "?"
   layer = alignment.positions[shift.emergence.index].layer
   return "embedding" if layer < 0 else str(layer)
 

@@ -47,7 +47,7 @@ MEASURES = {
   "projection": ("projection_{}", 1),
 }
 
-CLAIMED_SHARE = 0.95  # the least share of resamples with something for which it is claimed
+CLAIMED_SHARE = 0.95  # the least share of resamples with something, or without it, to claim it
 
 # The types of numbers in files.
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -72,11 +72,11 @@ class DepthPosition:
 class Estimate:
   """A number of depth positions with its confidence interval, or that there is none.
 
-  None stands for nowhere in depth. Without an index there is either nothing to be claimed, or it is
-  not localised: nearly all resamples have it, at places too far apart to name one of them.
+  None stands for nowhere in depth. Without an index it is either absent, or not localised: too many
+  resamples have it to say that there is none, and too few, or at places too far apart, to name one.
 
   Attributes:
-    index: the index of a depth position, or None where nothing is claimed.
+    index: the index of a depth position, or None where no place is claimed.
     lower: the lower bound of the confidence interval of `index`, or None.
     upper: the upper bound of the interval, or None.
     share: the share of the resamples that have an index, 0..1.
@@ -88,9 +88,14 @@ class Estimate:
   share: Share
 
   @property
-  def is_localised(self) -> bool:
-    """Whether there is a place that can be named, or nothing at all."""
-    return self.index is not None or self.share < CLAIMED_SHARE
+  def is_claimed(self) -> bool:
+    """Whether nearly all resamples have it, though it may be at different places."""
+    return self.share >= CLAIMED_SHARE
+
+  @property
+  def is_absent(self) -> bool:
+    """Whether nearly no resample has it, so that it is claimed to be nowhere."""
+    return self.share <= 1 - CLAIMED_SHARE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +127,14 @@ class Shift:
   unread: Estimate
   level: Share
   num_bootstrap: Count
+
+  @property
+  def any_crossing(self) -> Estimate:
+    """The crossing of the kind that more resamples have, with the share of both kinds together."""
+    kinds = self.crossing, self.unread_crossing
+    more = max(kinds, key=lambda kind: kind.share)
+    # A resample has one of both kinds; sums of shares may be rounded above 1.
+    return dataclasses.replace(more, share=min(sum(kind.share for kind in kinds), 1.0))
 
 
 ESTIMATES = tuple(field.name for field in dataclasses.fields(Shift) if field.type is Estimate)

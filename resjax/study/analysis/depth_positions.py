@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from resjax.study.analysis.alignment import (
-  CLAIMED_SHARE,
   DECILES,
   Alignment,
   DepthPosition,
@@ -50,40 +49,43 @@ def shift_of(alignment: Alignment, group: str = "all", reading: str = "") -> Shi
   return groups[group].shifts.get(MAIN) if group in groups else None
 
 
-def is_claimed(shift: Shift | None) -> bool:
-  """Returns whether the next token is known in the end, without which nothing is claimed."""
-  return shift is not None and shift.emergence.share >= CLAIMED_SHARE
+def unclaimed(shift: Shift | None) -> str:
+  """Returns in words why nothing is claimed of a shift; empty where the next token is known."""
+  if shift is None:
+    return "no tokens"
+  if shift.emergence.is_absent:
+    return "no shift"
+  return "" if shift.emergence.is_claimed else "not localised"
 
 
 def departure_text(alignment: Alignment, shift: Shift | None) -> str:
   """Returns in words after which layer the input token is lost."""
-  if shift is not None and is_claimed(shift) and shift.departure.is_localised:
-    if shift.departure.index is None:
-      return "read to the end"
-    if shift.departure.index == 0:
-      return "read nowhere"
-  return _text(alignment, shift, None if shift is None else shift.departure)
+  if shift is None or unclaimed(shift):
+    return unclaimed(shift)
+  if shift.departure.index == 0:
+    return "read nowhere"
+  return _text(alignment, shift, shift.departure, "read to the end")
 
 
 def emergence_text(alignment: Alignment, shift: Shift | None) -> str:
   """Returns in words after which layer the next token emerges."""
-  return _text(alignment, shift, None if shift is None else shift.emergence)
+  return "no tokens" if shift is None else _text(alignment, shift, shift.emergence, "no shift")
 
 
 def width_text(alignment: Alignment, shift: Shift | None) -> str:
   """Returns in words after which layers the next token has a tenth and nine tenths."""
-  if shift is None or not is_claimed(shift):
-    return _text(alignment, shift, None)
+  if shift is None or unclaimed(shift):
+    return unclaimed(shift)
   ends = (_at(alignment, one.index, "?") for one in (shift.onset, shift.completion))
   return " to ".join(ends)
 
 
 def unread_text(alignment: Alignment, shift: Shift | None) -> str:
   """Returns in words for how many layers the lens reads neither token."""
-  if shift is None or not is_claimed(shift):
-    return _text(alignment, shift, None)
+  if shift is None or unclaimed(shift):
+    return unclaimed(shift)
   found, layers = shift.unread, _layers(alignment)
-  if found.index is None and found.is_localised:
+  if found.is_absent:
     return "none"
   lower, at, upper = (
     "?" if n is None else f"{layers(n):g}" for n in (found.lower, found.index, found.upper)
@@ -99,23 +101,16 @@ def crossing_text(alignment: Alignment, shift: Shift | None) -> str:
 
   Where neither is read it is said, since then nothing of interest crosses.
   """
-  if shift is None or not is_claimed(shift):
-    return _text(alignment, shift, None)
-  if shift.unread_crossing.share <= shift.crossing.share:
-    found, where = shift.crossing, ""
-  else:
-    found, where = shift.unread_crossing, ", where neither is read"
-  if found.index is None and found.is_localised:
-    return "none"
-  return _text(alignment, shift, found) + where
+  if shift is None or unclaimed(shift):
+    return unclaimed(shift)
+  where = ", where neither is read" if shift.unread_crossing.is_claimed else ""
+  return _text(alignment, shift, shift.any_crossing, "none") + where
 
 
-def _text(alignment: Alignment, shift: Shift | None, found: Estimate | None) -> str:
-  """Returns an estimate of a shift in words, such as `after layer 3 (95%: 2 to 5)`."""
-  if shift is None:
-    return "no tokens"
-  if found is None or (found.index is None and found.is_localised):
-    return "no shift"
+def _text(alignment: Alignment, shift: Shift, found: Estimate, absent: str) -> str:
+  """Returns an estimate of a shift in words, such as `after layer 3 (95%: 2 to 5)`, or `absent`."""
+  if found.is_absent:
+    return absent
   lower, upper = (_at(alignment, index, "nowhere") for index in (found.lower, found.upper))
   interval = _interval(alignment, shift, f"{lower} to {upper}")
   at = (
@@ -173,8 +168,8 @@ def cells(alignment: Alignment, shift: Shift | None) -> list[str]:
 
 def marks(alignment: Alignment, shift: Shift | None) -> str:
   """Returns what the marks of a shift in a figure say: the note below it."""
-  if shift is None or not is_claimed(shift):
-    return _text(alignment, shift, None)
+  if shift is None or unclaimed(shift):
+    return unclaimed(shift)
   return (
     f"dashed: input token lost, {departure_text(alignment, shift)}; line: next token emerges, "
     f"{emergence_text(alignment, shift)}; hatched: neither is read (by {MAIN})"
@@ -183,13 +178,15 @@ def marks(alignment: Alignment, shift: Shift | None) -> str:
 
 def _told(alignment: Alignment, shift: Shift | None) -> list[str]:
   """Returns the parts of a sentence about a shift."""
-  if shift is None or not is_claimed(shift):
-    return [_text(alignment, shift, None)]
+  if shift is None or unclaimed(shift):
+    return [emergence_text(alignment, shift)]
   lost, emerges = departure_text(alignment, shift), emergence_text(alignment, shift)
+  ends = _clause("the next token emerges", emerges)
   told = [
-    f"the input token is {'lost ' * (not lost.startswith('read'))}{lost}",
-    f"the next token emerges {emerges} of {num_layers(alignment)}, "
-    f"10 to 90% of it after {width_text(alignment, shift)}",
+    f"the input token is {lost}"
+    if lost.startswith("read")
+    else _clause("the input token is lost", lost),
+    f"{ends} of {num_layers(alignment)}, 10 to 90% of it after {width_text(alignment, shift)}",
   ]
   if shift.unread.index:
     share = shift.unread.index / (len(alignment.positions) - 1)
@@ -201,19 +198,24 @@ def _told(alignment: Alignment, shift: Shift | None) -> list[str]:
   return told
 
 
+def _clause(event: str, where: str) -> str:
+  """Returns an event with its place as a clause of a sentence."""
+  return f"where {event} is {where}" if where.startswith("not") else f"{event} {where}"
+
+
 def is_elsewhere(alignment: Alignment) -> bool:
-  """Returns whether the next token emerges nowhere near its interval in any group by frequency.
+  """Returns whether the intervals of the emergence of all groups by frequency miss that of all.
 
   Then the mean over all tokens is that of a mixture, and describes none of its parts.
   """
   whole = shift_of(alignment)
-  found = [shift_of(alignment, name) for name in DECILES]
-  places = [one.emergence.index for one in found if one is not None]
-  known = [place for place in places if place is not None]
-  if whole is None or whole.emergence.index is None or not known:
+  if whole is None or whole.emergence.index is None:
     return False
-  lower, upper = whole.emergence.lower or 0, whole.emergence.upper
-  return not any(lower <= place and (upper is None or place <= upper) for place in known)
+  x = np.arange(len(alignment.positions))
+  lower, upper = interval(x, whole.emergence)
+  parts = [part.emergence for name in DECILES if (part := shift_of(alignment, name)) is not None]
+  ends = [interval(x, part) for part in parts if not part.is_absent]
+  return bool(ends) and all(upper < low or high < lower for low, high in ends)
 
 
 def subtitle(alignment: Alignment, group: Group) -> str:

@@ -66,13 +66,13 @@ def untrained(name, seeds, init_std=0.02):
 
 
 def claimed(groups):
-  """Returns what is claimed of the groups of a model, by any measure."""
+  """Returns what is not absent from the groups of a model, by any measure."""
   return [
     (name, measure, estimate)
     for name, group in groups.items()
     for measure, shift in group.shifts.items()
     for estimate in ESTIMATES
-    if getattr(shift, estimate).index is not None or not getattr(shift, estimate).is_localised
+    if not getattr(shift, estimate).is_absent
   ]
 
 

@@ -1,5 +1,7 @@
 """The shift of rows for which it is known."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -144,7 +146,8 @@ def test_intervals_cover_the_truth_in_95_of_100_texts(num_rows):
 def test_an_estimate_without_95_of_100_resamples_is_not_claimed():
   one = found(steps(RANDOM, RANDOM + 0.04, 5), steps(0.9, RANDOM, 1), noise=0.15)
   assert 0 < one.emergence.share < 0.95 and one.emergence.upper is None
-  assert one.emergence.index is None and one.emergence.is_localised  # nothing is claimed
+  assert one.emergence.index is None
+  assert not one.emergence.is_claimed and not one.emergence.is_absent
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
@@ -156,7 +159,39 @@ def test_an_interval_must_be_narrower_than_half_of_the_depth(width):
   given = Rows({"probability": target, "log_rank": 10 * target}, np.full(ROWS, 10.0))
   one = shifts(Compared(given, this, chance, chance))["probability"].emergence
   assert (one.lower, one.upper, one.share) == (0, width, 1)
-  assert one.is_localised == (one.index is not None) == (2 * width < P - 1)
+  assert one.is_claimed and (one.index is not None) == (2 * width < P - 1)
+
+
+def half_of_the_rows(one, other):
+  """Returns means [P, rows] that are `one` in every other row, and `other` between them."""
+  return np.where(np.arange(ROWS) % 2, np.asarray(one)[:, None], np.asarray(other)[:, None])
+
+
+def undecided(this):
+  """Returns the shift to a target that is known, from an input token with means [P, rows]."""
+  chance, target = rows(np.zeros(P)), np.array([0, 0, 0, 0, 0, 0, 0.4])
+  given = Rows({"probability": 10 * this, "log_rank": 100 * this}, np.full(ROWS, 10.0))
+  return shifts(Compared(rows(target), given, chance, chance))["probability"]
+
+
+def test_what_half_of_the_resamples_have_is_neither_claimed_nor_absent():
+  """The input token stays just below or above the half of 0.4, or of 0.4 itself, by rows."""
+  one = undecided(half_of_the_rows(steps(0.9, 0.11, 2), steps(0.9, 0.29, 2)))
+  assert 0.3 < one.departure.share < 0.7 and 0.3 < one.unread.share < 0.7
+  for estimate in (one.departure, one.unread):
+    assert (estimate.index, estimate.is_claimed, estimate.is_absent) == (None, False, False)
+  one = undecided(half_of_the_rows(steps(0.9, 0.31, 2), steps(0.9, 0.49, 2)))
+  assert 0.3 < one.any_crossing.share < 0.7 and not one.any_crossing.is_absent
+  assert one.departure.is_absent
+
+
+def test_a_crossing_is_one_of_both_kinds():
+  """It lies at the end but one, and it is undecided whether the input token is read there."""
+  shares = {"crossing": 0.5, "unread_crossing": 0.5}
+  kinds = {name: Estimate(None, 5, None, share) for name, share in shares.items()}
+  one = dataclasses.replace(found(steps(RANDOM, 0.4, 5), steps(0.9, RANDOM, 5)), **kinds)
+  assert one.any_crossing == Estimate(None, 5, None, 1.0)
+  assert one.any_crossing.is_claimed and not one.any_crossing.is_absent
 
 
 def test_no_tokens_have_no_shift():

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from resjax.study.analysis.alignment import Alignment, Estimate, Shift
-from resjax.study.analysis.depth_positions import interval, is_claimed, places
+from resjax.study.analysis.depth_positions import interval, places, unclaimed
 from resjax.study.analysis.plots import TITLE, drawable
 
 SIZE = (5.0, 3.8)  # Inches; at a width of 370 pixels the letters are still legible.
@@ -218,14 +218,14 @@ def draw_row(axes: Axes, x: np.ndarray, row: int, shift: Shift | None) -> None:
   """Draws a shift as a row at depth positions x [P]: up to where the input token is read, from
   where on the next one emerges, and dots between them, where neither is read.
 
-  Bars are confidence intervals, a thin line spans 10 to 90%, and a cross marks the crossing.
+  Bars are confidence intervals, a thin line spans 10 to 90%, and a diamond marks the crossing: it
+  is hollow where neither token is read.
   """
-  if shift is None or not is_claimed(shift):
-    words = "no tokens" if shift is None else "no shift"
-    axes.text(x[0], row, words, va="center", fontsize=LABEL, style="italic")
+  if shift is None or unclaimed(shift):
+    axes.text(x[0], row, unclaimed(shift), va="center", fontsize=LABEL, style="italic")
     return
   departure, emergence = shift.departure, shift.emergence
-  if departure.index != 0 and departure.is_localised:
+  if departure.is_absent or departure.index is not None:
     _draw_span(axes, (x[0], x[-1 if departure.index is None else departure.index]), row, INPUT)
   if emergence.index is not None:
     _draw_span(axes, (x[emergence.index], x[-1]), row, NEXT)
@@ -236,9 +236,8 @@ def draw_row(axes: Axes, x: np.ndarray, row: int, shift: Shift | None) -> None:
     ends = x[shift.onset.index], x[shift.completion.index]
     axes.plot(ends, [row + 0.22] * 2, color=STYLES[NEXT]["color"], linewidth=1, marker="|")
   for number, found in ((INPUT, departure), (NEXT, emergence)):
-    if found.share > 0 and not (
-      number == INPUT and found.index in (None, 0) and found.is_localised
-    ):
+    # An input token that is read nowhere has no place of its own.
+    if not (found.is_absent or (number == INPUT and found.index == 0)):
       _draw_estimate(axes, x, row, found, number)
   for found, face in ((shift.crossing, "#000000"), (shift.unread_crossing, "none")):
     if found.index is not None:
