@@ -6,11 +6,17 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int, Num
 
 from resjax.base import Array, aligned, rounded
 from resjax.base.sharding import whole
+from resjax.kernels import LANES
+
+_KEPT = "softmax"  # maximum and sum of a softmax, which the reverse pass need not compute again
+_POLICY = jax.checkpoint_policies.save_only_these_names(_KEPT)
+_LARGE = 64  # below so many LANES of rows, padding costs more than it is worth
 
 
 @jax.tree_util.register_dataclass
@@ -77,13 +83,13 @@ def cross_entropy(
   chunks, length = _chunking(targets.shape, chunk_size)
   split = [_strided(a, targets.ndim - 1, chunks, length) for a in (hidden, targets, weights)]
   # The scan sums the gradient of what it closes over in the dtype of that, hence float32.
-  head = head.astype(jnp.float32)
+  padded, vocab = _padded(head.astype(jnp.float32)), len(head)
 
   # Inside a scan nothing can merge the recomputation with the forward pass.
-  @functools.partial(jax.checkpoint, prevent_cse=False)
+  @functools.partial(jax.checkpoint, prevent_cse=False, policy=_POLICY)
   def body(carry: None, chunk: list[Array]) -> tuple[None, LossSums]:
     hidden, targets, weights = chunk
-    return carry, _chunk_sums(hidden, targets, weights, head, softcap)
+    return carry, _chunk_sums(hidden, targets, weights, padded, vocab, softcap)
 
   sums = jax.lax.scan(body, None, split)[1]
   return jax.tree.map(jnp.sum, sums)
@@ -136,47 +142,74 @@ def _chunk_sums(
   targets: Array,
   weights: Array,
   head: Array,
+  vocab: int,
   softcap: float,
 ) -> LossSums:
-  """Returns the sums over one chunk, see `cross_entropy`."""
-  logits = _project(hidden, head)
+  """Returns the sums over one chunk, see `cross_entropy`; the head may have rows beyond `vocab`.
+
+  The logits are the largest array of a step, so they are read as seldom as can be: once for their
+  maximum, once for all that is summed, and once, computed anew, for their cotangent.
+  """
+  logits = _project(hidden, head, vocab)
   if softcap:
     logits = softcap * jnp.tanh(logits / softcap)
-  vocab = head.shape[0]
-  lse = jax.nn.logsumexp(logits, axis=-1)
+  place = targets[..., None]
+  peak = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+  peak = checkpoint_name(peak, _KEPT)
+  lse = _logsumexp(logits, peak)
   # The target's logit is found by a comparison, not by a gather: V may be split over devices, and
   # the transpose is no scatter.
-  place = targets[..., None]
   hit = aligned(jnp.arange(vocab, dtype=jnp.int32), place) == place
-  ce = lse - jnp.sum(jnp.where(hit, logits, 0.0), axis=-1)
-  ce = jnp.where((targets >= 0) & (targets < vocab), ce, jnp.nan)
+  below = jnp.sum(jnp.where(hit, logits - peak, 0.0), axis=-1)
+  largest = jnp.sum(jax.lax.stop_gradient(logits) == peak, axis=-1)
+  known = (targets >= 0) & (targets < vocab)
+  ce = jnp.where(known, lse - peak[..., 0] - below, jnp.nan)
   weights = weights.astype(jnp.float32)
-  best = jnp.argmax(jax.lax.stop_gradient(logits), axis=-1)
   return LossSums(
     nats=jnp.sum(jnp.where(weights != 0, weights * ce, 0.0)),
     z=jnp.sum(weights * lse**2),
     tokens=jnp.sum(weights),
     bytes=jnp.zeros((), jnp.float32),
-    correct=jnp.sum(jnp.where(best == targets, weights, 0.0)),
+    correct=jnp.sum(jnp.where(known & (below == 0) & (largest == 1), weights, 0.0)),
   )
 
 
-@jax.custom_vjp
-def _project(hidden: Array, head: Array) -> Array:
-  """Maps [..., t, D] and [V, D] float32 to float32 logits, multiplied in the dtype of `hidden`."""
+@jax.custom_jvp
+def _logsumexp(logits: Array, peak: Array) -> Array:
+  """Returns log Σ exp(logits) over the last axis, of which `peak` [..., 1] is the maximum."""
+  return peak[..., 0] + jnp.log(jnp.sum(jnp.exp(logits - peak), axis=-1))
+
+
+@_logsumexp.defjvp
+def _logsumexp_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+  # JAX's own rule has no name for the sum, so that the reverse pass would compute it again.
+  logits, peak = primals
+  exps = jnp.exp(logits - peak)
+  total = checkpoint_name(jnp.sum(exps, axis=-1), _KEPT)
+  return peak[..., 0] + jnp.log(total), jnp.sum(exps * tangents[0], axis=-1) / total
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _project(hidden: Array, head: Array, vocab: int) -> Array:
+  """Maps [..., t, D] and [V', D] float32 to float32 logits of the first V rows of the head.
+
+  They are multiplied in the dtype of `hidden`.
+  """
   head = head.astype(hidden.dtype)
-  return jnp.einsum("...td,vd->...tv", hidden, head, preferred_element_type=jnp.float32)
+  logits = jnp.einsum("...td,vd->...tv", hidden, head, preferred_element_type=jnp.float32)
+  return logits[..., :vocab]
 
 
-def _project_forward(hidden: Array, head: Array) -> tuple[Array, tuple[Array, Array]]:
-  return _project(hidden, head), (hidden, head)
+def _project_forward(hidden: Array, head: Array, vocab: int) -> tuple[Array, tuple[Array, Array]]:
+  return _project(hidden, head, vocab), (hidden, head)
 
 
-def _project_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+def _project_backward(vocab: int, saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
   # JAX's own rule would multiply float32 by bfloat16, at a fraction of the speed, and round the
   # chunk's part of the head's gradient to bfloat16.
   hidden, head = saved
-  grad = grad.astype(hidden.dtype)
+  widths = [(0, 0)] * (grad.ndim - 1) + [(0, len(head) - vocab)]
+  grad = jnp.pad(grad.astype(hidden.dtype), widths)
   # This is a sum over V, of which each device may hold a part.
   d_hidden = jnp.einsum(
     "...tv,vd->...td", grad, head.astype(hidden.dtype), preferred_element_type=jnp.float32
@@ -188,6 +221,16 @@ def _project_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, A
 
 
 _project.defvjp(_project_forward, _project_backward)
+
+
+def _padded(head: Array) -> Array:
+  """Returns a large head with rows of zeros, so that their number is a multiple of `LANES`.
+
+  Tensor cores of GPUs need it: a step of GPT-2 124M on an H200 takes 15 % less with 50304 rows than
+  with 50257.
+  """
+  rest = -len(head) % LANES
+  return jnp.pad(head, ((0, rest), (0, 0))) if rest and len(head) >= _LARGE * LANES else head
 
 
 def _chunking(shape: tuple[int, ...], chunk_size: int) -> tuple[int, int]:
