@@ -56,7 +56,7 @@ def test_a_wrong_kernel_and_other_bits_are_told(monkeypatch):
 @pytest.mark.release
 def test_the_kernels_are_right_in_the_interpreter():
   cases = [case for case in correctness.cases() if case.tokens <= correctness.SMALL]
-  assert len(cases) == 15
+  assert len(cases) == 16
   assert {case.kind for case in cases} == {"direct", "block", "merge", "mhc", "fixed", "gated"}
   for case in cases:
     found = correctness.check(case, 1, True)
