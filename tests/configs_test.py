@@ -212,9 +212,9 @@ def test_causal_shift_124m_confirms_what_the_argument_says():
   assert options["gate"]["granularity"] == "channel"
   assert (options["cut-best"]["layers"], options["cut-best"]["alpha"]) == ((3,), 0.25)
   assert (options["cut-last"]["layers"], options["cut-last"]["alpha"]) == ((-1,), 0.5)
-  assert (options["cut-switch"]["layers"], options["cut-switch"]["alpha"]) == ((7,), 0.5)
+  assert (options["cut-emergence"]["layers"], options["cut-emergence"]["alpha"]) == ((7,), 0.5)
   assert runs["standard"].train.eval_rows * runs["standard"].data.seq_len >= 10e6
-  with pytest.raises(ValueError, match="GRANULARITY,LAYER,ALPHA,SWITCH"):
+  with pytest.raises(ValueError, match="GRANULARITY,LAYER,ALPHA,EMERGENCE"):
     _load("configs.ablations.causal_shift_124m", "gate")
 
 

@@ -12,7 +12,7 @@ import pytest
 from configs import tiny
 from resjax.study.analysis import plots
 from tests.data.conftest import make_texts, write_folder
-from tests.helpers import cheap_forms, doc_commands, ladders, pretrained, trained
+from tests.helpers import cheap_forms, doc_commands, gguf_files, ladders, pretrained, trained
 from tests.helpers.fakes import ROOT, FakeTools
 
 DOCS = ROOT / "docs"
@@ -80,6 +80,7 @@ def add_texts(root):
   of_any_length = pretrained.folder(root, "llama")
   for name in ("smollm2-135m", "gemma3-270m"):
     (root / name).symlink_to(of_any_length)
+    gguf_files.write(root / f"{name}.gguf", "llama")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """GPT-2 124M on 10B tokens, the second of two stages: the claims of arXiv 2602.14760, confirmed.
 
 The argument is what the first stage found with seed 0: the granularity of the best gate, the layer
-and the alpha of the best cut, and the layer where `standard` switches to the next token.
+and the alpha of the best cut, and the layer after which the next token emerges in `standard`.
 
   resjax sweep --config=ablations/cut_layer:gpt2_124m --seeds=0 \
     --config.data.corpora.web.source=FOLDER --print_commands
@@ -29,7 +29,7 @@ PLAN = {
   "baseline": "standard",
   "contrasts": (
     ("cut-last", "standard"),
-    ("cut-switch", "standard"),
+    ("cut-emergence", "standard"),
     ("gate", "standard"),
     ("gate", "cut-best"),
   ),
@@ -40,34 +40,34 @@ PLAN = {
   "seeds": (1, 2, 3, 4),
   "stopping": "10B tokens of all arms with all four seeds",
 }
-_FORM = "GRANULARITY,LAYER,ALPHA,SWITCH, such as token,10,0.5,8"
+_FORM = "GRANULARITY,LAYER,ALPHA,EMERGENCE, such as token,10,0.5,8"
 
 
 def get_config(found: str = "token,10,0.5,8") -> ConfigDict:
   c = ablations.get_config("gpt2_124m")
   c.workdir = "runs/causal_shift_124m"
-  gate, best, alpha, switch = _parsed(found)
+  gate, best, alpha, emergence = _parsed(found)
   c.model.residual.gate = {"granularity": gate}
-  c.model.residual.attenuation = {"layers": (best, switch), "alpha": alpha}
+  c.model.residual.attenuation = {"layers": (best, emergence), "alpha": alpha}
   c.train.eval_rows = 10_240  # 10M tokens
   return c
 
 
 def _parsed(found: str) -> tuple[str, int, float, int]:
   try:
-    gate, best, alpha, switch = found.split(",")
-    return gate, int(best), float(alpha), int(switch)
+    gate, best, alpha, emergence = found.split(",")
+    return gate, int(best), float(alpha), int(emergence)
   except ValueError:
     raise ValueError(f"the argument is {found!r}: {_FORM} is allowed") from None
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-  best, switch = config.model.residual.attenuation.layers
+  best, emergence = config.model.residual.attenuation.layers
   yield "standard", {"model.residual.name": "standard"}
   yield "gate", {"model.residual.name": "gate"}
   yield "cut-best", _cut(best, config.model.residual.attenuation.alpha)
   yield "cut-last", _cut(-1, 0.5)
-  yield "cut-switch", _cut(switch, 0.5)
+  yield "cut-emergence", _cut(emergence, 0.5)
 
 
 def _cut(layer: int, alpha: float) -> dict:

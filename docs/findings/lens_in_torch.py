@@ -19,18 +19,18 @@ import transformers
 from resjax.cli.actions import loading
 from resjax.study.analysis import measure
 
-TOKENS, ROW, ROWS = 512, 128, 4
+TOKENS, ROW, ROWS = 1024, 256, 4
 
 
 def main(out: str, text: str, *folders: str) -> None:
   """Compares the models of the folders, and writes the differences into a file."""
-  found = {pathlib.Path(folder).name: compared(text, folder) for folder in folders}
+  found = dict(compared(text, folder) for folder in folders)
   pathlib.Path(out).write_text(json.dumps(found, indent=1) + "\n")
   print(json.dumps(found, indent=1))
 
 
-def compared(text: str, folder: str) -> dict:
-  """Returns the largest relative difference of each metric of one model."""
+def compared(text: str, folder: str) -> tuple[str, dict]:
+  """Returns the name of one model, and the largest relative difference of each metric."""
   model = loading.from_huggingface(folder)
   data = loading.read_text(
     model, text, max_tokens=TOKENS, batch_size=ROWS, seq_len=ROW, form="auto", field="text"
@@ -43,7 +43,7 @@ def compared(text: str, folder: str) -> dict:
   for name, values in theirs.items():
     apart = np.abs(ours.metrics[name] - values)
     worst[name] = float(np.max(apart / np.maximum(np.abs(values), 1e-3)))
-  return {"tokens": ours.num_tokens, "largest_relative_difference": worst}
+  return model.name, {"tokens": ours.num_tokens, "largest_relative_difference": worst}
 
 
 @torch.no_grad()

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from resjax.study.analysis import Alignment, Sensitivity, depth_positions
+from resjax.study.analysis import Alignment, Sensitivity, Shift, depth_positions
 from resjax.study.analysis.report import results
+from resjax.study.statistics import t_quantile
 
 FOLDER = pathlib.Path(__file__).with_suffix("")
 TOKENS = [f"{token}_{kind}" for token in ("input", "next") for kind in ("log_rank", "probability")]
@@ -70,8 +71,10 @@ def numbers() -> dict[str, str]:
   found = {"shift": shift_table(models), "measures": measure_table(models)}
   found |= {"ranks": rank_table(models), "deciles": decile_table(models)}
   for one in models:
-    found[f"{one.model}.tokens"] = f"{one.readings['closed']['all'].num_tokens:,}"
-    found[f"{one.model}.answer"] = depth_positions.answer(one)
+    shifts = one.readings["closed"]["all"].shifts
+    found[f"{one.model}.crossing_ranks"] = crossing_ranks(one, shifts["log_rank"])
+    for measure, shift in shifts.items():
+      found[f"{one.model}.by_{measure}"] = depth_positions.emergence_text(one, shift)
   return found | patching() | agreement() | {"cuts": cut_table(), "slopes": slope_table()}
 
 
@@ -83,19 +86,23 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def shift_table(models: list[Alignment]) -> str:
-  """Returns the shift of every model, and of its shuffled targets."""
-  heads = ["model", "layers", "tokens", "input token lost", "next token emerges", "10 to 90 %"]
-  heads += ["neither is read", "ranks cross", "shuffled targets"]
-  rows = []
+  """Returns the shift of every model by probability, and of its shuffled targets."""
+  columns = []
   for one in models:
-    shift = depth_positions.shift_of(one)
     ranks = one.readings["closed"]["all"].shifts["log_rank"]
-    told = depth_positions.cells(one, shift)[:4]
-    shuffled = depth_positions.emergence_text(one, depth_positions.shift_of(one, "shuffled"))
-    count = f"{one.readings['closed']['all'].num_tokens:,}"
-    layers = str(depth_positions.num_layers(one))
-    crossing = depth_positions.crossing_text(one, ranks)
-    rows.append([one.model, layers, count, *told, crossing, shuffled])
+    columns.append(
+      [
+        one.model,
+        str(depth_positions.num_layers(one)),
+        f"{one.readings['closed']['all'].num_tokens:,}",
+        *depth_positions.cells(one, depth_positions.shift_of(one)),
+        depth_positions.crossing_text(one, ranks),
+        depth_positions.emergence_text(one, depth_positions.shift_of(one, "shuffled")),
+      ]
+    )
+  names = ["model", "layers", "tokens", "input token lost", "next token emerges"]
+  names += ["10 to 90 % of it after layers", "neither is read", "ranks cross", "shuffled targets"]
+  heads, *rows = zip(names, *columns, strict=True)
   return table(heads, rows)
 
 
@@ -129,6 +136,16 @@ def rank_table(models: list[Alignment]) -> str:
   return table(["model", "input, next", "embedding", "1/4", "1/2", "3/4", "end"], rows)
 
 
+def crossing_ranks(one: Alignment, shift: Shift) -> str:
+  """Returns where the ranks of both tokens cross, and their geometric means there."""
+  metrics, at = one.readings["closed"]["all"].metrics, shift.any_crossing.index
+  if at is None:
+    return "nowhere"
+  ranks = [_rank(metrics[f"{token}_log_rank"][at]) for token in ("input", "next")]
+  share = at / (len(one.positions) - 1)
+  return f"layer {at - 1}, at {share:.0%} of the depth, where they are {' and '.join(ranks)}"
+
+
 def _rank(log_rank: float) -> str:
   rank = np.exp(log_rank)
   return f"{rank:,.0f}" if rank >= 100 else f"{rank:.3g}"
@@ -136,19 +153,18 @@ def _rank(log_rank: float) -> str:
 
 def decile_table(models: list[Alignment]) -> str:
   """Returns where the next token emerges by how frequent it is, each tenth for itself."""
-  rows, alike = [], []
-  for number in range(10):
-    row = [f"{number + 1}" + {0: ", most frequent", 9: ", rarest"}.get(number, "")]
-    for one in models:
-      row.append(
-        depth_positions.emergence_text(one, depth_positions.shift_of(one, f"decile_{number}"))
-      )
-    rows.append(row)
-  for one in models:
-    at = [depth_positions.shift_of(one, f"decile_{number}") for number in range(10)]
-    layers = [shift.emergence.index - 1 for shift in at if shift and shift.emergence.index]
-    alike.append(f"layer {np.mean(layers):.1f}")
-  return table(["tenth", *(one.model for one in models)], [*rows, ["mean, all alike", *alike]])
+  names = {f"decile_{number}": f"{number + 1}" for number in range(10)} | {"balanced": "all alike"}
+  names |= {"decile_0": "1, most frequent", "decile_9": "10, rarest"}
+  rows = [
+    [
+      name,
+      *(
+        depth_positions.emergence_text(one, depth_positions.shift_of(one, group)) for one in models
+      ),
+    ]
+    for group, name in names.items()
+  ]
+  return table(["tenth", *(one.model for one in models)], rows)
 
 
 def patching() -> dict[str, str]:
@@ -188,14 +204,14 @@ def sensitivities(kind: str) -> dict[tuple[str, str], Sensitivity]:
 
 
 def slope_table() -> str:
-  """Returns the slopes of attention sites in parts of the depth, and how many are sure."""
+  """Returns the slopes of all sites in parts of the depth, and how many are sure."""
   rows = []
   for (model, text), one in sensitivities("slopes").items():
     count = f"{one.num_tokens:,}"
-    cells = []
+    cells, quantile = [], t_quantile(one.num_rows - 1)
     for third in np.array_split(np.arange(len(one.layers)), 3):
       low, high = one.slopes[third].min(), one.slopes[third].max()
-      sure = np.abs(one.slopes[third]) > 1.96 * one.slope_errors[third]
+      sure = np.abs(one.slopes[third]) > quantile * one.slope_errors[third]
       up, down = ((sign * one.slopes[third] > 0) & sure for sign in (1, -1))
       cells.append(f"{low:+.3f} to {high:+.3f}; {up.sum()} up, {down.sum()} down of {sure.size}")
     rows.append([model, TEXTS[text], count, *cells])
@@ -204,23 +220,26 @@ def slope_table() -> str:
 
 
 def cut_table() -> str:
-  """Returns what mild cuts of a layer cost without training: the least and the most."""
+  """Returns what mild cuts of a layer cost without training: the least and the most.
+
+  To first order a cut changes the loss by ln α times the sum of the slopes of its sites.
+  """
   rows = []
   for (model, text), one in sensitivities("cuts").items():
     for index, alpha in enumerate(one.alphas):
-      above, errors = one.loss[:, index] - one.baseline_loss, one.errors[:, index]
-      order = np.argsort(above)
-      named = [
-        f"layer {one.layers[i]}: {above[i]:+.4f} ± {1.96 * errors[i]:.4f}" for i in order[:3]
-      ]
-      most = order[-1]
-      worst = f"layer {one.layers[most]}: {above[most]:+.4f} ± {1.96 * errors[most]:.4f}"
-      gains = int(np.sum(above + 1.96 * errors < 0))
+      above = one.loss[:, index] - one.baseline_loss
+      half = t_quantile(one.num_rows - 1) * one.errors[:, index]
+      first = np.log(alpha) * one.slopes.sum(axis=1)
+      shown = np.argsort(above)[[0, 1, 2, -1]]
+      named = [f"layer {one.layers[i]}: {above[i]:+.4f} ± {half[i]:.4f}" for i in shown]
+      orders = ", ".join(f"{first[i]:+.4f}" for i in shown)
+      same = f"{np.sum(first * above > 0)} of {len(above)}"
+      gains = str(np.sum(above + half < 0))
       rows.append(
-        [model, TEXTS[text], f"{alpha:g}", f"{one.baseline_loss:.4f}", *named, worst, str(gains)]
+        [model, TEXTS[text], f"{alpha:g}", f"{one.baseline_loss:.4f}", *named, gains, orders, same]
       )
   heads = ["model", "text", "alpha", "loss", "cheapest", "second", "third", "dearest"]
-  return table([*heads, "cuts that gain"], rows)
+  return table([*heads, "cuts that gain", "first order of the four", "of the same sign"], rows)
 
 
 if __name__ == "__main__":

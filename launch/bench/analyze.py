@@ -68,7 +68,8 @@ def main() -> None:
   tokens = len(batches) * _ROWS.value * _LENGTH.value
   seconds = {name: statistics.median(found) for name, found in wall.items()}
   of_cores = {name: statistics.median(found) for name, found in cores.items()}
-  flags_of = (_HF, _LAYERS, _WIDTH, _VOCAB, _TOKENS, _LENGTH, _ROWS, _REPEATS)
+  shape = (_HF,) if _HF.value else (_LAYERS, _WIDTH, _VOCAB)
+  flags_of = (*shape, _TOKENS, _LENGTH, _ROWS, _REPEATS)
   report = {
     "device": jax.devices()[0].device_kind,
     "jax": jax.__version__,
@@ -128,24 +129,23 @@ def _products(decoder: Decoder, positions: int) -> Array:
 
   total = lax.scan(layer, jnp.zeros(()), matrices)[0]
   head = decoder.head.astype(x.dtype)
-  words = [head[start : start + WORDS] for start in range(0, len(head), WORDS)]
-  stacked = jnp.stack([part for part in words if len(part) == WORDS])
-  rest = words[-1]
-  chunks = x[:, : config.d_model].reshape(-1, min(TOKENS, len(x)), config.d_model)
 
   def position(total: Array, _: None) -> tuple[Array, None]:
-    def chunk(total: Array, rows: Array) -> tuple[Array, None]:
+    def chunk(total: Array, rows: Array) -> Array:
       shifted = rows + 1e-6 * total.astype(rows.dtype)
+      return _over(lambda total, words: total + _kept(shifted @ words.T), total, head, WORDS)
 
-      def part(total: Array, words: Array) -> tuple[Array, None]:
-        return total + _kept(shifted @ words.T), None
-
-      total = lax.scan(part, total, stacked)[0]
-      return total if len(rest) == WORDS else total + _kept(shifted @ rest.T), None
-
-    return lax.scan(chunk, total, chunks)[0], None
+    return _over(chunk, total, x[:, : config.d_model], TOKENS), None
 
   return lax.scan(position, total, None, length=positions)[0]
+
+
+def _over(add: Callable[[Array, Array], Array], total: Array, rows: Array, size: int) -> Array:
+  """Returns the total to which each part of `rows` [n, D] was added, `size` rows at a time."""
+  whole = len(rows) // size * size
+  parts = rows[:whole].reshape(-1, size, rows.shape[1])
+  total = lax.scan(lambda total, part: (add(total, part), None), total, parts)[0]
+  return total if whole == len(rows) else add(total, rows[whole:])
 
 
 def _kept(product: Array) -> Array:

@@ -17,6 +17,7 @@ def loss_sums(
   hidden: Float[Array, "B T D"],
   batch: Mapping[str, Int[Array, "B ..."]],
   chunk_size: int,
+  by_row: bool = False,
 ) -> LossSums:
   """Returns the loss sums of a batch.
 
@@ -27,11 +28,13 @@ def loss_sums(
       the target is `NOT_ASKED`. Where it has `bytes` [B], the UTF-8 bytes of text that the targets
       of each row stand for, these are summed too.
     chunk_size: the number of tokens whose logits exist at one time.
+    by_row: whether each row has sums of its own, [B] each.
   """
   asked = (batch["segment_ids"] != 0) & (batch["targets"] != NOT_ASKED)
   weights = asked.astype(jnp.float32)
   arguments = hidden, decoder.head, batch["targets"], weights
   options: dict[str, Any] = {"chunk_size": chunk_size, "softcap": decoder.config.logit_softcap}
+  options["by_row"] = by_row
   layout = decoder.layout
   if not layout.spans_devices:
     sums = cross_entropy(*arguments, **options)
@@ -40,4 +43,5 @@ def loss_sums(
     sums = sharded_cross_entropy(*arguments, mesh=layout.mesh, spec=spec, **options)
   if "bytes" not in batch:
     return sums
-  return dataclasses.replace(sums, bytes=jnp.sum(batch["bytes"]).astype(jnp.float32))
+  counts = batch["bytes"] if by_row else jnp.sum(batch["bytes"])
+  return dataclasses.replace(sums, bytes=counts.astype(jnp.float32))

@@ -22,7 +22,9 @@ _LARGE = 64  # below so many LANES of rows, padding costs more than it is worth
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LossSums:
-  """Sums over tokens with weights w, float32 scalars; sums of parts of a batch can be added.
+  """Sums over tokens with weights w, float32; sums of parts of a batch can be added.
+
+  They are scalars, or have one number for each row.
 
   Attributes:
     nats: Σ w · CE, the cross-entropy in nats.
@@ -58,6 +60,7 @@ def cross_entropy(
   *,
   chunk_size: int,
   softcap: float = 0.0,
+  by_row: bool = False,
 ) -> LossSums:
   """Returns the sums of the cross-entropy of softmax(hidden @ headᵀ) against targets.
 
@@ -75,6 +78,7 @@ def cross_entropy(
     chunk_size: the number of tokens, over all leading axes, whose logits exist at one time; a
       chunk has at least one position of each row.
     softcap: c > 0 replaces the logits by c · tanh(logits / c) (Gemma 2, arXiv:2408.00118, §2).
+    by_row: whether the sums are over T alone, [*rows] each.
 
   Raises:
     ValueError: shapes disagree, or `chunk_size` or `softcap` is out of range.
@@ -89,17 +93,18 @@ def cross_entropy(
   @functools.partial(jax.checkpoint, prevent_cse=False, policy=_POLICY)
   def body(carry: None, chunk: list[Array]) -> tuple[None, LossSums]:
     hidden, targets, weights = chunk
-    return carry, _chunk_sums(hidden, targets, weights, padded, vocab, softcap)
+    axis = -1 if by_row else None
+    return carry, _chunk_sums(hidden, targets, weights, padded, vocab, softcap, axis)
 
   sums = jax.lax.scan(body, None, split)[1]
-  return jax.tree.map(jnp.sum, sums)
+  return jax.tree.map(functools.partial(jnp.sum, axis=0), sums)
 
 
 def sharded_cross_entropy(
   hidden: Float[Array, "*rows T D"], head: Float[Array, "V D"],
   targets: Int[Array, "*rows T"], weights: Num[Array, "*rows T"], *,
   mesh: Mesh, spec: PartitionSpec,
-  chunk_size: int, softcap: float = 0.0,
+  chunk_size: int, softcap: float = 0.0, by_row: bool = False,
 ) -> LossSums:  # fmt: skip
   """`cross_entropy` on a mesh: each shard of the tokens scans its own chunks.
 
@@ -117,7 +122,7 @@ def sharded_cross_entropy(
   Raises:
     ValueError: see `cross_entropy`.
   """
-  sums = functools.partial(cross_entropy, chunk_size=chunk_size, softcap=softcap)
+  sums = functools.partial(cross_entropy, chunk_size=chunk_size, softcap=softcap, by_row=by_row)
   axes = tuple(jax.tree.leaves(tuple(spec)))
   if not axes:
     return sums(hidden, head, targets, weights)
@@ -126,13 +131,13 @@ def sharded_cross_entropy(
     # The head is marked here, outside the scan, as differing between shards: the transpose of
     # this mark is the one reduction of its gradient.
     head = jax.lax.pcast(head, axes, to="varying")
-    return jax.lax.psum(sums(hidden, head, targets, weights), axes)
+    return jax.lax.psum(sums(hidden, head, targets, weights), added)
 
   rows = PartitionSpec(*spec, *[None] * (targets.ndim - len(spec)))
+  found = PartitionSpec(*rows[:-1]) if by_row else PartitionSpec()
+  added = tuple(axis for axis in axes if axis not in jax.tree.leaves(tuple(found)))
   specs = (PartitionSpec(*rows, None), PartitionSpec(), rows, rows)
-  mapped = jax.shard_map(
-    local, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), axis_names=set(axes)
-  )
+  mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=found, axis_names=set(axes))
   # The cast comes first, so that the gradient is reduced in float32 too.
   return mapped(hidden, head.astype(jnp.float32), targets, weights)
 
@@ -144,11 +149,13 @@ def _chunk_sums(
   head: Array,
   vocab: int,
   softcap: float,
+  axis: int | None,
 ) -> LossSums:
-  """Returns the sums over one chunk, see `cross_entropy`; the head may have rows beyond `vocab`.
+  """Returns the sums over one chunk along an axis, or all of them: see `cross_entropy`.
 
-  The logits are the largest array of a step, so they are read as seldom as can be: once for their
-  maximum, once for all that is summed, and once, computed anew, for their cotangent.
+  The head may have rows beyond `vocab`. The logits are the largest array of a step, so they are
+  read as seldom as can be: once for their maximum, once for all that is summed, and once, computed
+  anew, for their cotangent.
   """
   logits = _project(hidden, head, vocab)
   if softcap:
@@ -165,12 +172,14 @@ def _chunk_sums(
   known = (targets >= 0) & (targets < vocab)
   ce = jnp.where(known, lse - peak[..., 0] - below, jnp.nan)
   weights = weights.astype(jnp.float32)
+  total = functools.partial(jnp.sum, axis=axis)
+  tokens = total(weights)
   return LossSums(
-    nats=jnp.sum(jnp.where(weights != 0, weights * ce, 0.0)),
-    z=jnp.sum(weights * lse**2),
-    tokens=jnp.sum(weights),
-    bytes=jnp.zeros((), jnp.float32),
-    correct=jnp.sum(jnp.where(known & (below == 0) & (largest == 1), weights, 0.0)),
+    nats=total(jnp.where(weights != 0, weights * ce, 0.0)),
+    z=total(weights * lse**2),
+    tokens=tokens,
+    bytes=jnp.zeros_like(tokens),
+    correct=total(jnp.where(known & (below == 0) & (largest == 1), weights, 0.0)),
   )
 
 

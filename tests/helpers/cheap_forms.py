@@ -80,6 +80,7 @@ SCRIPTS = {
   "completion": lambda words: ("-m", *words),
   "make": None,  # what `make --dry-run` prints of resjax is run
   "python docs/examples/diff_sizes.py": lambda words: words[1:],
+  "python docs/findings/patched_prompts.py": lambda words: words[1:],
   # Without its second folder: that would be an analysis of all 13 arms.
   "python -m docs.findings.one_parent": lambda words: words[1:4],
 }
@@ -95,6 +96,9 @@ ELSEWHERE = {
   "python docs/examples/train_example.py": "an example trains in tests/examples_test.py",
   "python docs/examples/compare_with_transformers.py": (
     "needs torch; tests/interop/huggingface/remote_code/example_test.py runs it"
+  ),
+  "python docs/findings/lens_in_torch.py": (
+    "needs torch; tests/study/analysis/lens_test.py compares the lens with float64"
   ),
   "python3 -m venv": "tests/first_steps_test.py runs it",
   "pip install": "tests/wheel_test.py and tests/first_steps_test.py install the wheel",

@@ -24,7 +24,7 @@ def results() -> list[Results]:
   moved = tuple(tuple(alignment(num_layers=2, seed=layer) for _ in alphas) for layer in (0, 1))
   errors, slopes = np.full((2, 3), 0.02), np.array([[-0.1, 0.05], [0.02, 0.0]])
   cuts = Sensitivity(
-    NAMES[0], first.corpus, 500, "standard", (0, 1), SITES, alphas, 3.0, loss, errors, slopes,
+    NAMES[0], first.corpus, 500, 8, "standard", (0, 1), SITES, alphas, 3.0, loss, errors, slopes,
     np.full((2, 2), 0.01), first, moved,
   )  # fmt: skip
   second = alignment(NAMES[1], num_layers=3, seed=1)

@@ -14,7 +14,7 @@ from tests.helpers import xla
 
 EPS = np.finfo(np.float32).eps
 FIELDS = ("nats", "z", "tokens", "bytes", "correct")
-cross_entropy = jax.jit(losses.cross_entropy, static_argnames="chunk_size")
+cross_entropy = jax.jit(losses.cross_entropy, static_argnames=("chunk_size", "by_row"))
 
 
 def example(rows=(3,), tokens=17, width=24, vocab=257, seed=0):
@@ -258,12 +258,26 @@ def test_sharded_without_sharded_axes_is_the_plain_one():
     assert jax.jit(sums)(*args) == cross_entropy(*args, chunk_size=12)
 
 
-def test_sums_of_devices_are_the_sum_of_the_whole():
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("axes", [("data", "sequence"), ("data",), (None, "sequence")])
+def test_sums_of_devices_are_the_sum_of_the_whole(axes, by_row):
   mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "sequence"))
   args = example(rows=(4,), tokens=16)
-  spec = jax.sharding.PartitionSpec("data", "sequence")
-  options = {"chunk_size": 12}
+  options = {"chunk_size": 12, "by_row": by_row}
+  spec = jax.sharding.PartitionSpec(*axes)
   sums = functools.partial(losses.sharded_cross_entropy, mesh=mesh, spec=spec, **options)
   got, want = jax.jit(sums)(*args), cross_entropy(*args, **options)
   for field in FIELDS:
     np.testing.assert_allclose(getattr(got, field), getattr(want, field), rtol=1e-6)
+
+
+def test_sums_by_row_are_those_of_the_rows_alone():
+  args = example(rows=(2, 3))
+  found = cross_entropy(*args, chunk_size=12, by_row=True)
+  hidden, head, targets, weights = args
+  for row in np.ndindex(2, 3):
+    one = cross_entropy(hidden[row], head, targets[row], weights[row], chunk_size=12)
+    for field in FIELDS:
+      value = getattr(found, field)
+      assert value.shape == (2, 3)
+      np.testing.assert_allclose(value[row], getattr(one, field), rtol=1e-6, err_msg=field)

@@ -5,10 +5,11 @@
 
 At one layer after another the sites of --sites become x ← alpha x + f(x); all others stay as they
 are, and nothing is trained. The command prints by layer and alpha how much the loss grows, and
-where the next token emerges; and by layer and site the slope of the loss, which says what a mild
-cut does. The figures are written as JSON, which `resjax analyze --sensitivity=FILE` draws.
-configs/ablations/finetune_cuts.py trains from such cuts. The same command in several processes
-measures together; see `resjax.base.processes.initialize`.
+where the next token emerges; and by layer and site the slope of the loss at alpha 1, which says
+which way it goes at first, and not what a cut with alpha 0.9 does. The figures are written as
+JSON, which `resjax analyze --sensitivity=FILE` draws. configs/ablations/finetune_cuts.py trains
+from such cuts. The same command in several processes measures together; see
+`resjax.base.processes.initialize`.
 """
 
 import functools
@@ -82,8 +83,8 @@ def show(found: Sensitivity, console: Console) -> None:
   console.print(_table(found, [f"slope {site}" for site in found.sites], slopes))
   terminal.say(
     console,
-    "slope: nats per token by which the loss grows with ln alpha of one site, at alpha 1; where it "
-    "is positive, a mild attenuation lowers the loss",
+    "slope: nats per token by which the loss grows with ln alpha of one site, at alpha 1: the "
+    "first order of a cut, which at alpha 0.9 the second may outweigh",
   )
   if found.prefix:
     terminal.say(console, found.prefix)

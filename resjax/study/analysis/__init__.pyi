@@ -11,6 +11,7 @@ from . import stream_factors as stream_factors
 from . import tuned_lens as tuned_lens
 from .alignment import READINGS as READINGS
 from .alignment import Alignment as Alignment
+from .alignment import Shift as Shift
 from .alignment import to_plain as to_plain
 from .attribution import Attribution as Attribution
 from .attribution import attribute as attribute

@@ -29,6 +29,8 @@ class Sensitivity:
     model: the name of the model.
     corpus: the name of the corpus.
     num_tokens: the number of targets that the losses are means over.
+    num_rows: the number of rows of tokens that they lie in; standard errors have one degree of
+      freedom less.
     residual: the name of the combinator of the model.
     layers: the layers that were cut, one at a time, 0..L-1, ascending.
     sites: the sites of a layer that were cut together.
@@ -38,7 +40,8 @@ class Sensitivity:
     errors: the standard errors of the losses less `baseline_loss` [layers, alphas], from how the
       differences of rows differ; NaN with less than two rows.
     slopes: ∂loss/∂ln α at α = 1 of each site alone, nats per token [layers, sites]: see
-      `resjax.study.analysis.first_order`. Where it is positive, a mild attenuation lowers the loss.
+      `resjax.study.analysis.first_order`. Where it is positive, the loss falls as α begins to; that
+      says nothing of the sign for α = 0.9, where terms of second order may be larger.
     slope_errors: their standard errors [layers, sites], likewise.
     baseline_alignment: the alignment of the model without a cut, with all tokens in one group; None
       if it was not measured.
@@ -49,6 +52,7 @@ class Sensitivity:
   model: str
   corpus: str
   num_tokens: int
+  num_rows: int
   residual: str
   layers: tuple[int, ...]
   sites: tuple[str, ...]
@@ -83,6 +87,7 @@ class StoredSensitivity:
   model: str
   corpus: str
   num_tokens: Count
+  num_rows: Count
   residual: str
   layers: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
   sites: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -114,6 +119,7 @@ class StoredSensitivity:
       self.model,
       self.corpus,
       self.num_tokens,
+      self.num_rows,
       self.residual,
       self.layers,
       self.sites,

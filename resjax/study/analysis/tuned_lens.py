@@ -63,6 +63,7 @@ class Comparison:
 
   Attributes:
     num_tokens: the number of tokens.
+    num_rows: the number of rows of tokens that they lie in.
     kl: KL(final prediction ‖ lens) in nats per token, of the logit and the tuned lens [2, P].
     nats: the loss of both lenses on the next token [2, P].
     kl_errors: the standard errors of `kl`, from how rows differ [2, P].
@@ -72,6 +73,7 @@ class Comparison:
   """
 
   num_tokens: int
+  num_rows: int
   kl: np.ndarray
   nats: np.ndarray
   kl_errors: np.ndarray
@@ -265,6 +267,7 @@ class _Meter:
     kl, nats = ((plain[name], tuned[name]) for name in ("kl", "nats"))
     return Comparison(
       int(tuned["kl"].tokens),
+      int(tuned["kl"].rows),
       np.stack([one.mean() for one in kl]),
       np.stack([one.mean() for one in nats]),
       np.stack([one.standard_error() for one in kl]),

@@ -27,7 +27,8 @@ def test_a_hugging_face_folder(tmp_path):
   found = Sensitivity.from_json(out.read_text())
   assert (found.model, found.residual, found.corpus) == ("llama", "standard", str(text))
   assert (found.layers, found.alphas, found.sites) == ((0, 2), (0.5, 1.0), ("mlp",))
-  assert found.num_tokens == 200 and (found.loss[:, 1] == found.baseline_loss).all()
+  assert (found.num_tokens, found.num_rows) == (200, 13)
+  assert (found.loss[:, 1] == found.baseline_loss).all()
   assert found.alignments[1][0].positions == found.baseline_alignment.positions
   lines = output.splitlines()
   above = found.loss[1] - found.baseline_loss

@@ -108,6 +108,7 @@ def test_every_layer_and_alpha_in_numpy(sites):
   found = losses(decoder, words, alphas=ALPHAS, sites=sites)
   assert (found.layers, found.sites, found.alphas) == ((0, 1, 2), sites, ALPHAS)
   assert (found.model, found.corpus, found.num_tokens) == ("it", "words", 50)
+  assert found.num_rows == 4
   params = nnx.to_pure_dict(nnx.state(decoder))
   want = np.empty((3, 3))
   for layer, alpha in np.ndindex(want.shape):
@@ -172,10 +173,14 @@ def test_eight_devices_give_the_same():
   split = decoders.decoder(config, layout=layouts.layout(data=2, fsdp=2, tensor=2))
   found = [losses(d, words, alphas=(0.5,)) for d in (alone, split)]
   np.testing.assert_allclose(found[1].loss, found[0].loss, rtol=1e-5)
+  for name in ("errors", "slopes", "slope_errors"):  # of rows, which devices share
+    got, want = (getattr(one, name) for one in found[::-1])
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6, err_msg=name)
 
 
 def test_json_is_the_same_again():
-  fields = {"model": "a", "corpus": "b", "num_tokens": 3, "residual": "gate", "layers": (0, 4)}
+  fields = {"model": "a", "corpus": "b", "num_tokens": 3, "num_rows": 2, "residual": "gate"}
+  fields |= {"layers": (0, 4)}
   fields |= {"sites": ("mlp",), "alphas": (0.0, 1 / 3), "baseline_loss": 0.1}
   fields["prefix"] = "a: nothing in front of texts, as its tokenizer's rules say"
   arrays = {
@@ -222,7 +227,8 @@ def test_what_is_not_there(chosen, words):
   ],
 )
 def test_other_json_is_named_in_one_line(changes, words):
-  fields = {"model": "a", "corpus": "b", "num_tokens": 3, "residual": "gate", "layers": [0, 4]}
+  fields = {"model": "a", "corpus": "b", "num_tokens": 3, "num_rows": 2, "residual": "gate"}
+  fields |= {"layers": [0, 4]}
   fields |= {"sites": ["mlp"], "alphas": [0.5], "baseline_loss": None, "loss": [[1.0], [None]]}
   fields |= {"errors": [[0.1], [None]], "slopes": [[0.1], [0.2]], "slope_errors": [[0.1], [0.0]]}
   fields |= {"baseline_alignment": None, "alignments": []}
@@ -236,7 +242,7 @@ def test_errors_are_those_of_paired_rows():
   found = losses(decoder, text(64, 4), alphas=(0.5,), layers=(1,))
   rows = [losses(decoder, of_row(text(64, 4), n), alphas=(0.5,), layers=(1,)) for n in range(4)]
   above = np.array([row.loss[0, 0] - row.baseline_loss for row in rows])
-  np.testing.assert_allclose(found.loss[0, 0] - found.baseline_loss, above.mean(), rtol=1e-6)
+  np.testing.assert_allclose(found.loss[0, 0] - found.baseline_loss, above.mean(), rtol=1e-5)
   np.testing.assert_allclose(found.errors[0, 0], above.std(ddof=1) / 2, rtol=1e-5)
 
 

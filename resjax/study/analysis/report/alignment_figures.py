@@ -13,6 +13,7 @@ from resjax.study.analysis import depth_positions
 from resjax.study.analysis.alignment import DECILES, Alignment, Group
 from resjax.study.analysis.report import panels
 from resjax.study.analysis.report.panels import Line
+from resjax.study.statistics import t_quantile
 
 _LABELS = {
   "all": "all tokens",
@@ -193,12 +194,12 @@ def figure(alignment: Alignment, trajectory: Trajectory, reading: str) -> Figure
   )
   x, chosen = depth_positions.places(alignment), []
   for curve in trajectory.curves:
-    y, ends = curve.value(group.metrics[curve.metric]), _ends(curve, group)
+    y, ends = curve.value(group.metrics[curve.metric]), _ends(curve, group, alignment)
     chosen.append(Line(curve.label, x, y, curve.style, curve.hollow, ends))
   if trajectory.control and "shuffled" in alignment.readings[reading]:
     last, control = trajectory.curves[-1], alignment.readings[reading]["shuffled"]
     y = last.value(control.metrics[last.metric])
-    chosen.append(Line("random token", x, y, _CONTROL, True, _ends(last, control)))
+    chosen.append(Line("random token", x, y, _CONTROL, True, _ends(last, control, alignment)))
   panels.layer_axis(axes, depth_positions.num_layers(alignment))
   axes.set_ylabel(trajectory.unit)
   panels.draw_lines(axes, chosen, trajectory.setup)
@@ -206,11 +207,12 @@ def figure(alignment: Alignment, trajectory: Trajectory, reading: str) -> Figure
   return made
 
 
-def _ends(curve: Curve, group: Group) -> tuple[np.ndarray, np.ndarray] | None:
+def _ends(curve: Curve, group: Group, alignment: Alignment) -> tuple[np.ndarray, np.ndarray] | None:
   """Returns the ends of the 95% intervals of the means of a curve, by their standard errors."""
   if curve.metric not in group.standard_errors:
     return None
-  mean, half = group.metrics[curve.metric], 1.96 * group.standard_errors[curve.metric]
+  mean, error = group.metrics[curve.metric], group.standard_errors[curve.metric]
+  half = t_quantile(alignment.num_rows - 1) * error
   return curve.value(mean - half), curve.value(mean + half)
 
 
@@ -230,7 +232,7 @@ def overlay(
   chosen = []
   for style, (alignment, group) in enumerate(zip(alignments, groups, strict=True)):
     x = depth_positions.places(alignment) / depth_positions.num_layers(alignment)
-    y, ends = curve.value(group.metrics[curve.metric]), _ends(curve, group)
+    y, ends = curve.value(group.metrics[curve.metric]), _ends(curve, group, alignment)
     chosen.append(Line(alignment.model, x, y, style, ends=ends))
   panels.relative_axis(axes)
   axes.set_ylabel(trajectory.unit)
@@ -294,7 +296,7 @@ def group_ranks(alignment: Alignment, reading: str) -> Figure:
   x, chosen, rank = depth_positions.places(alignment), [], trajectory.curves[-1]
   for style, name in enumerate(_RANK_GROUPS):
     y = rank.value(groups[name].metrics[rank.metric])
-    chosen.append(Line(_LABELS[name], x, y, style, ends=_ends(rank, groups[name])))
+    chosen.append(Line(_LABELS[name], x, y, style, ends=_ends(rank, groups[name], alignment)))
   panels.layer_axis(axes, depth_positions.num_layers(alignment))
   axes.set_ylabel(trajectory.unit)
   panels.draw_lines(axes, chosen, trajectory.setup)

@@ -14,6 +14,7 @@ from resjax.study.analysis.report import panels
 from resjax.study.analysis.report.heat_table import fitted
 from resjax.study.analysis.report.panels import Line
 from resjax.study.analysis.tuned_lens import Comparison
+from resjax.study.statistics import t_quantile
 
 _LETTERS = 12  # of a token in a label
 _MOST_LABELS = 40
@@ -29,7 +30,8 @@ def lens(found: Comparison, positions: Sequence[DepthPosition], subtitle: str) -
   for style, (label, mean, error) in enumerate(
     zip(("tuned lens", "logit lens"), found.kl[::-1], found.kl_errors[::-1], strict=True)
   ):
-    ends = np.maximum(mean - 1.96 * error, 0), mean + 1.96 * error
+    half = t_quantile(found.num_rows - 1) * error
+    ends = np.maximum(mean - half, 0), mean + half
     lines.append(Line(label, x, mean, style, ends=ends))
   panels.layer_axis(axes, positions[-1].layer + 1)
   axes.set_ylabel("KL to the end (nats per token)")

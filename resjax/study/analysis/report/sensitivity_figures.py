@@ -9,6 +9,7 @@ from resjax.study.analysis.alignment import Alignment
 from resjax.study.analysis.report import panels
 from resjax.study.analysis.report.panels import Line
 from resjax.study.analysis.sensitivity import Sensitivity
+from resjax.study.statistics import t_quantile
 
 _LINEAR_BELOW = 0.1  # Nats; above it the scale is logarithmic.
 
@@ -26,7 +27,8 @@ def loss_curves(found: Sensitivity, alignment: Alignment) -> Figure:
   x = np.array(found.layers) + 1.0  # The places where the layers end.
   above = np.where(np.isfinite(found.loss), found.loss - found.baseline_loss, np.nan)
   labels = [f"alpha {alpha:g}" for alpha in found.alphas]
-  ends = [above - 1.96 * found.errors, above + 1.96 * found.errors]
+  half = t_quantile(found.num_rows - 1) * found.errors
+  ends = [above - half, above + half]
   chosen = [
     Line(label, x, above[:, i], i, ends=(ends[0][:, i], ends[1][:, i]))
     for i, label in enumerate(labels)

@@ -1,14 +1,24 @@
 """Lines and their labels, read back from the figure."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
 from matplotlib.text import Text
 
-from resjax.study.analysis.report import panels
+from resjax.study.analysis.report import (
+  alignment_figures,
+  panels,
+  reading_figures,
+  sensitivity_figures,
+)
 from resjax.study.analysis.report.panels import Line
+from resjax.study.analysis.sensitivity import Sensitivity
+from resjax.study.analysis.tuned_lens import Comparison
+from tests.helpers.alignments import alignment
 
 
 def luminance(colour):
@@ -22,6 +32,32 @@ def test_styles_differ_without_colour_and_can_be_read_on_white():
     assert len({str(style[part]) for style in panels.STYLES}) == len(panels.STYLES)
   for style in panels.STYLES:  # WCAG 2.1: 4.5 : 1 for text
     assert 1.05 / (luminance(style["color"]) + 0.05) > 4.5
+
+
+def test_bands_are_intervals_of_students_t():
+  """Of 8 rows, whose standard errors are those of 7 degrees of freedom: t = 2.3646."""
+  tokens, rows, one = 500, 8, np.full((2, 2), 1.0)
+  lens = Comparison(tokens, rows, one, one, one / 4, one / 4, one[0], one[0])
+  given = alignment(num_layers=2, sites=("mlp",))
+  group = given.readings["closed"]["all"]
+  errors = dataclasses.replace(group, standard_errors={"next_probability": np.full(3, 0.01)})
+  given = dataclasses.replace(given, num_rows=rows, readings={"closed": {"all": errors}})
+  cuts = Sensitivity(
+    "a", "b", tokens, rows, "standard", (0, 1), ("mlp",), (0.5,), 3.0, np.full((2, 1), 4.0),
+    np.full((2, 1), 0.25), one, one,
+  )  # fmt: skip
+  probability = alignment_figures.TRAJECTORIES["probability"]
+  last = group.metrics["next_probability"][-1]
+  for figure, error, mean in (
+    (reading_figures.lens(lens, given.positions[1:], ""), 0.25, 1.0),
+    (sensitivity_figures.loss_curves(cuts, given), 0.25, 1.0),
+    (alignment_figures.figure(given, probability, "closed"), 0.01, last),
+  ):
+    bands = [c for c in figure.axes[0].collections if isinstance(c, PolyCollection)]
+    heights = bands[0].get_paths()[0].vertices
+    at_end = heights[heights[:, 0] == heights[:, 0].max(), 1]
+    assert at_end.max() == pytest.approx(mean + 2.364624 * error)
+    assert at_end.min() == pytest.approx(mean - 2.364624 * error)
 
 
 @pytest.mark.parametrize("seed", range(5))
