@@ -68,15 +68,15 @@ def _workdir(folder: str) -> Path | None:
   if (place / RECORD).is_file():
     return place
   workdir = place.parent.parent  # the folder is WORKDIR/checkpoints/STEP
-  if (workdir / RECORD).is_file() and not (place / model_files.CONFIG).is_file():
-    return workdir
-  if not model_files.is_one(folder):
+  if model_files.is_one(folder):
+    return None
+  if not (workdir / RECORD).is_file():
     raise ValueError(
       f"{folder} is no Hugging Face folder (it has no config.json), no workdir of a run (no "
       f"{RECORD}), no checkpoint in one, no GGUF file and no OWNER/NAME of the hub; give one of "
       "them as in --config=finetune:runs/tiny"
     )
-  return None
+  return workdir
 
 
 def _name(folder: str, workdir: Path | None) -> str:

@@ -1,4 +1,4 @@
-"""Leaves values out of printed text whose names look like secrets: keys, tokens, passwords."""
+"""Leaves secrets out of printed text: what is called a key, token or password, and a URL's user."""
 
 import os
 import re
@@ -20,6 +20,7 @@ _QUOTED = r"""'[^']*'|"(?:[^"\\]|\\.)*\""""
 _IN_SCRIPT = re.compile(rf"""{_KEY}((?:{_QUOTED}|\\.|[^\s'"\\])+|['"]\S*)""", re.DOTALL)
 # The quote behind a value of other text may end what stands around it: '--env=KEY=VALUE'.
 _IN_TEXT = re.compile(rf"""{_KEY}((?:{_QUOTED})+|[^\s'"]+|['"]\S*)""", re.DOTALL)
+_IN_URL = re.compile(r"""(?<=://)[^/?#\s'"]+@""")
 _FEWEST = 6  # letters of a value that is looked for in a text: shorter ones are in any text
 
 
@@ -30,15 +31,16 @@ def is_secret(name: str) -> bool:
 
 
 def mask(values: Mapping[str, str]) -> dict[str, str]:
-  """Returns variables with `***` in place of the values of secrets."""
-  return {name: HIDDEN if is_secret(name) else value for name, value in values.items()}
+  """Returns variables with `***` in place of secrets."""
+  return {name: HIDDEN if is_secret(name) else text(value) for name, value in values.items()}
 
 
 def words(command: Sequence[str]) -> list[str]:
   """Returns the words of a command line without secrets.
 
   A secret is the value of KEY=VALUE, --KEY=VALUE or --env=KEY=VALUE, the word behind a flag --KEY,
-  and what looks like KEY=VALUE within a word, such as a script. KEY is a name for `is_secret`.
+  and what looks like KEY=VALUE within a word, such as a script, where KEY is a name for
+  `is_secret`; and USER:PASSWORD of a URL.
   """
   found, hide_next = [], False
   for word in command:
@@ -54,7 +56,7 @@ def words(command: Sequence[str]) -> list[str]:
 
 
 def text(given: str) -> str:
-  """Returns a text without the secrets of the environment, of the command line, and KEY=VALUE."""
+  """Returns a text without secrets: of the environment, the command line, KEY=VALUE and URLs."""
   for value in sorted(_known(), key=len, reverse=True):
     given = given.replace(value, HIDDEN)
   return _without(_IN_TEXT, given)
@@ -65,7 +67,7 @@ def _without(settings: re.Pattern[str], given: str) -> str:
     is_example = found[0] == "KEY=VALUE"  # in messages
     return f"{found[1]}={HIDDEN}" if is_secret(found[1]) and not is_example else found[0]
 
-  return settings.sub(shown, given)
+  return _IN_URL.sub(f"{HIDDEN}@", settings.sub(shown, given))
 
 
 def _known() -> set[str]:

@@ -32,6 +32,7 @@ from .gguf import GgufFile as GgufFile
 from .gguf import GgufTensor as GgufTensor
 from .hub import INDEX as INDEX
 from .hub import SINGLE as SINGLE
+from .hub import Shards as Shards
 from .model_files import CONFIG as CONFIG
 from .model_files import MAIN as MAIN
 from .model_files import Folder as Folder

@@ -6,18 +6,28 @@ server is asked.
 
 import dataclasses
 import functools
-import json
 import pathlib
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
+from types import ModuleType
+from typing import TypeVar
 
-from resjax.base import extras
+from resjax.base import extras, redaction, typed_json
 
 _PART = r"[A-Za-z0-9_][\w.-]*"
 _NAME = re.compile(
   rf"(?P<repo>{_PART}/{_PART})(@(?P<revision>[^\s@:]+))?(:(?P<file>[^\s:]+\.gguf))?", re.ASCII
 )
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+  """The content of the index, which names the file of each tensor."""
+
+  weight_map: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,45 +50,66 @@ class HubName:
     found = _NAME.fullmatch(text)
     return cls(**found.groupdict()) if found else None
 
-  def fetch(self, small: Collection[str]) -> pathlib.Path:
-    """Returns the local folder of the model, or its GGUF file; only what is missing is fetched.
-
-    Args:
-      small: the names of the files beside the safetensors that are wanted where they exist.
-
-    Raises:
-      ValueError: there is no such model, revision or file, it may not be read, or the hub cannot be
-        reached and the cache has not all of it; or huggingface_hub is not installed.
-    """
-    return _fetched(self, tuple(small))
-
   def __str__(self) -> str:
     revision = f"@{self.revision}" if self.revision else ""
     return f"{self.repo}{revision}{f':{self.file}' if self.file else ''}"
 
 
 @functools.cache  # so that one process reads one revision
-def _fetched(name: HubName, small: tuple[str, ...]) -> pathlib.Path:
-  if name.file:
-    place = _snapshot(name, name.revision, (name.file,)) / name.file
-    if not place.is_file():
-      raise ValueError(f"{name} is not there: {name.repo} has no file {name.file} on the hub")
-    return place
-  folder = _snapshot(name, name.revision, (*small, INDEX))
-  _snapshot(name, folder.name, _weights(folder))
-  return folder
+def fetch(name: HubName, needed: str, wanted: tuple[str, ...]) -> pathlib.Path:
+  """Returns the local folder of the model, or its GGUF file; only what is missing is fetched.
+
+  Args:
+    name: its name.
+    needed: the name of the file that a folder has beside its safetensors.
+    wanted: the names of those that it may have.
+
+  Raises:
+    ValueError: there is no such model, revision or file, it may not be read, or the hub cannot be
+      reached and the cache has not all of it; or huggingface_hub is not installed.
+  """
+  files: tuple[str, ...] = (name.file,) if name.file else (needed, *wanted, INDEX)
+  folder = _snapshot(name, name.revision, files)
+  if not name.file:
+    files = needed, *_weights(folder)
+    if _absent(folder, files):
+      _snapshot(name, folder.name, files)
+  if absent := _absent(folder, files):
+    raise ValueError(_without(name, folder.name, absent[0]))
+  return folder / name.file if name.file else folder
 
 
 def _weights(folder: pathlib.Path) -> tuple[str, ...]:
   """Returns the files that the index of a snapshot names; without one, the only file."""
   try:
-    named = json.loads((folder / INDEX).read_text())["weight_map"].values()
-    return tuple(sorted(set(named)))
-  except (OSError, ValueError, LookupError, TypeError, AttributeError):
-    return (SINGLE,)  # whoever reads the folder says what is wrong with an index
+    return tuple(sorted({*typed_json.read(folder / INDEX, Shards).weight_map.values()}))
+  except FileNotFoundError:
+    return (SINGLE,)
+  except ValueError:
+    return (INDEX,)  # whoever reads the folder says what is wrong with it
+
+
+def _absent(folder: pathlib.Path, files: Iterable[str]) -> list[str]:
+  return [file for file in files if not (folder / file).is_file()]
 
 
 def _snapshot(name: HubName, revision: str | None, files: Collection[str]) -> pathlib.Path:
+  options = {"revision": revision, "allow_patterns": list(files)}
+  return pathlib.Path(_ask(name, lambda hub: hub.snapshot_download(name.repo, **options)))
+
+
+def _without(name: HubName, revision: str, absent: str) -> str:
+  """Returns why a file is not in the cache, with the GGUF files that there are in its place."""
+  about = _ask(name, lambda hub: hub.model_info(name.repo, revision=revision), absent)
+  files = [one.rfilename for one in about.siblings or ()]
+  said = f"{name} is not there: {name.repo} has no file {absent} on the hub"
+  others = [str(dataclasses.replace(name, file=file)) for file in files if file.endswith(".gguf")]
+  more = f" (or one of {len(others) - 1} more)" if len(others) > 1 else ""
+  return f"{said}; give {others[0]}{more}" if others else said
+
+
+def _ask(name: HubName, question: Callable[[ModuleType], T], absent: str = "") -> T:
+  """Returns what the library answers; `absent` is a file that the cache is known not to have."""
   try:
     import huggingface_hub as library
     from huggingface_hub import errors
@@ -86,9 +117,7 @@ def _snapshot(name: HubName, revision: str | None, files: Collection[str]) -> pa
     needs = extras.missing(f"fetching {name} from the hub", "huggingface_hub")
     raise ValueError(f"there is no file or folder {str(name)!r} here; {needs}") from None
   try:
-    return pathlib.Path(
-      library.snapshot_download(name.repo, revision=revision, allow_patterns=list(files))
-    )
+    return question(library)
   except errors.GatedRepoError:
     reason = "it is gated: accept its terms on its page, and set HF_TOKEN to a token of yours"
   except errors.RepositoryNotFoundError:
@@ -96,15 +125,19 @@ def _snapshot(name: HubName, revision: str | None, files: Collection[str]) -> pa
   except errors.RevisionNotFoundError:
     reason = f"it has no revision {name.revision!r}: give a branch, a tag or a commit"
   except errors.LocalEntryNotFoundError as error:
-    reason = (
-      "the hub was not reached, and the cache has not all of its files: go online, unset "
-      f"HF_HUB_OFFLINE, or set HF_HOME to a cache that has them ({_line(error.__cause__ or error)})"
-    )
+    reason = _unreached("not all of its files", error.__cause__ or error)
   except Exception as error:  # whatever the library's own libraries raise
-    reason = _line(error)
+    reason = _unreached(f"no {absent}", error) if absent else _line(error)
   raise ValueError(
-    f"{str(name)!r} is neither a file or folder here nor a model that {library.constants.ENDPOINT} "
-    f"gives: {reason}"
+    f"{str(name)!r} is neither a file or folder here nor a model that "
+    f"{redaction.text(library.constants.ENDPOINT)} gives: {redaction.text(reason)}"
+  )
+
+
+def _unreached(has: str, error: BaseException) -> str:
+  return (
+    f"the hub was not reached, and the cache has {has}: go online, unset HF_HUB_OFFLINE, or set "
+    f"HF_HOME to a cache that has them ({_line(error)})"
   )
 
 

@@ -7,6 +7,7 @@ import pathlib
 from typing import TypeVar
 
 from resjax.base import locations, typed_json
+from resjax.data import hub
 from resjax.data.gguf import GgufFile
 from resjax.data.hub import HubName
 from resjax.data.model_ids import GENERATION
@@ -93,7 +94,11 @@ class Folder(ModelFiles):
     inside = sorted(self.place.glob(f"*{_GGUF}")) if name == CONFIG else []
     if inside:
       return f"{said}; give a GGUF file itself, such as {inside[0]}"
-    return said if self.place.is_dir() else f"{said}: it is not here; {_ALLOWED}"
+    if self.place.is_dir():
+      return said
+    parent = self.place.parent
+    asked = HubName.of(str(self.place)) is None or not parent.is_dir()
+    return f"{said}: it is not here{'' if asked else f', as the folder {parent} is'}; {_ALLOWED}"
 
 
 class OfGguf(ModelFiles):
@@ -102,17 +107,12 @@ class OfGguf(ModelFiles):
   def __init__(self, place: pathlib.Path):
     super().__init__(place, place.stem)
     self.content = GgufFile.open(place)
-    self._tokenizer: dict[str, str] = {}
 
   def text(self, name: str) -> str | None:
     """Returns the text that a file of a folder would have; None if the metadata have none."""
     if name == CONFIG:
-      return json.dumps(self.content.settings())
-    if name not in TOKENIZER:
-      return None
-    if not self._tokenizer:
-      self._tokenizer = self.content.files()
-    return self._tokenizer.get(name)
+      return json.dumps(self.content.settings)
+    return self.content.files.get(name) if name in TOKENIZER else None
 
   def where(self, name: str) -> str:
     """Returns the place of the GGUF file, whatever part of it is meant."""
@@ -131,33 +131,43 @@ def find(named: Named) -> ModelFiles:
 
   Args:
     named: a folder with config.json, safetensors and tokenizer.json; a GGUF file; or
-      OWNER/NAME[@REVISION] of a model on the hub, with :FILE.gguf for a GGUF file there. What is on
-      the disk goes before what is on the hub.
+      OWNER/NAME[@REVISION] of a model on the hub, with :FILE.gguf for a GGUF file there. A
+      `pathlib.Path` is never on the hub, nor what would lie in a folder OWNER that is here.
 
   Raises:
     ValueError: it is none of them, or cannot be fetched.
   """
   if isinstance(named, ModelFiles):
     return named
-  text = os.fspath(named)
-  place, name = pathlib.Path(text), title(text)
-  if not place.exists() and (remote := HubName.of(text)):
-    place = remote.fetch((CONFIG, GENERATION, *TOKENIZER))
+  place, name = pathlib.Path(named), title(named)
+  if remote := _remote(named):
+    place = hub.fetch(remote, CONFIG, (GENERATION, *TOKENIZER))
   return OfGguf(place) if place.is_file() else Folder(place, name)
 
 
-def is_one(text: str) -> bool:
+def is_one(named: str | os.PathLike) -> bool:
   """Returns whether a path is that of a pretrained model, or may be its name on the hub."""
-  place = pathlib.Path(text)
+  place = pathlib.Path(named)
   if place.is_dir():
     return (place / CONFIG).is_file() or any(place.glob(f"*{_GGUF}"))
-  return place.is_file() or (not place.exists() and HubName.of(text) is not None)
+  return place.is_file() or _remote(named) is not None
 
 
-def title(text: str) -> str:
+def _remote(named: str | os.PathLike) -> HubName | None:
+  """Returns the model on the hub that a text names; None: it names what is, or would be, here.
+
+  A mistyped path, such as that of a run in runs, asks no server.
+  """
+  remote = HubName.of(named) if isinstance(named, str) else None
+  if remote is None or pathlib.Path(named).exists():
+    return None
+  return None if pathlib.Path(remote.repo).parent.is_dir() else remote
+
+
+def title(named: str | os.PathLike) -> str:
   """Returns the name of a pretrained model without its place: NAME of runs/NAME or OWNER/NAME."""
-  remote = None if pathlib.Path(text).exists() else HubName.of(text)
-  found = pathlib.Path(remote.file or remote.repo if remote else text).absolute().name
+  remote = _remote(named)
+  found = pathlib.Path(remote.file or remote.repo if remote else named).absolute().name
   return found.removesuffix(_GGUF)
 
 

@@ -184,14 +184,14 @@ class PretrainedTokenizer(LibraryTokenizer):
     largest = max(model.get_vocab().values(), default=-1)
     if largest >= vocab_size:
       raise ValueError(
-        f"{MAIN} has token {largest}, but the embedding has {vocab_size} rows (vocab_size in "
-        "config.json): they belong to different models"
+        f"the tokenizer has token {largest}, but the embedding has {vocab_size} rows (vocab_size): "
+        "they belong to different models"
       )
     model.no_truncation()
     model.no_padding()
     self.files, self.generation = dict(files), dict(generation)
     theirs = typed_json.convert(self.generation, EndIds, GENERATION).eos_token_id
-    given = typed_json.convert(dict(ids), ModelIds, "config.json")
+    given = typed_json.convert(dict(ids), ModelIds, "ids")
     found = given.with_ends(theirs, special_tokens.end(model, files))
     if documents is not None:  # The model has learned to end by it, whatever its folder names.
       found = found.with_ends(*(documents.after or documents.before)[:1])
@@ -299,8 +299,8 @@ def load_pretrained(named: Named) -> PretrainedTokenizer:
     for name in ("bos_token_id", "pad_token_id")
   )
   ids = ModelIds(bos_token_id=bos, eos_token_id=config.eos_token_id, pad_token_id=pad)
-  has_more = folder.text(GENERATION) is not None
-  generation = folder.json(GENERATION, dict[str, Any]) if has_more else {}
+  said, where = folder.text(GENERATION), folder.where(GENERATION)
+  generation = {} if said is None else typed_json.parse(said, dict[str, Any], where)
   try:
     ids = ids.with_ends(nested.eos_token_id)
     return PretrainedTokenizer(files, rows, ids.as_dict(), generation)
@@ -325,7 +325,7 @@ def _end_ids(ids: ModelIds, vocab_size: int) -> tuple[int, ...]:
   known = tuple(token for token in given if 0 <= token < vocab_size)
   if not known:
     raise ValueError(
-      f"config.json has bos_token_id={ids.bos_token_id!r} and eos_token_id={ids.eos_token_id!r}; "
+      f"it has bos_token_id={ids.bos_token_id!r} and eos_token_id={ids.eos_token_id!r}; "
       f"one of them must be a token, 0..{vocab_size - 1}: it stands before every text"
     )
   return known

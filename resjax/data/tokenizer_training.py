@@ -90,8 +90,8 @@ def _pretrained(settings: TokenizerConfig) -> PretrainedTokenizer:
   found = pretrained_tokenizer.load_pretrained(settings.folder)
   if found.vocab_size != settings.vocab_size:
     raise ValueError(
-      f"config.data.tokenizer.vocab_size is {settings.vocab_size}, but config.json of "
-      f"{settings.folder} has {found.vocab_size}; set that"
+      f"config.data.tokenizer.vocab_size is {settings.vocab_size}, but {settings.folder} has "
+      f"{found.vocab_size}; set that"
     )
   return with_documents(found, settings.documents, settings.markup)
 

@@ -49,6 +49,13 @@ def test_a_quoted_value_is_left_out_as_a_whole(value):
   assert redaction.words([script]) == ["export A_TOKEN=*** && run"]
 
 
+def test_who_asks_in_a_url():
+  given = "https://me:p%40w@hub.example/a?b=c@d and ssh://git@host, https://host:8080/@x"
+  shown = "https://***@hub.example/a?b=c@d and ssh://***@host, https://host:8080/@x"
+  assert redaction.text(given) == redaction.words([given])[0] == shown
+  assert redaction.mask({"HF_ENDPOINT": "http://me:pw@hub"}) == {"HF_ENDPOINT": "http://***@hub"}
+
+
 def test_a_quote_that_stays_open_hides_what_follows_it():
   assert redaction.words(["A_TOKEN='abc --seed=1"]) == ["A_TOKEN=***"]
   assert redaction.text("x A_TOKEN='abc y") == "x A_TOKEN=*** y"

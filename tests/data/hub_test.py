@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from resjax.data import model_files
+from resjax.data import hub, model_files
 from resjax.data.hub import INDEX, HubName
 from resjax.interop import huggingface
 from tests.helpers import gguf_files, pretrained
@@ -21,7 +21,7 @@ DECOYS = ("pytorch_model.bin", "onnx/model.onnx", "model.fp16.safetensors", "REA
 # Prints for each name where it is, or why not.
 FIND = """
 import sys
-from resjax.data import model_files
+from resjax.data import hub, model_files
 for name in sys.argv[1:]:
   try:
     found = model_files.find(name)
@@ -48,6 +48,7 @@ def models(tmp_path_factory):
     "some-one/Tiny_1.5": {"main": sharded | decoys, "v2": single},
     "some-one/files": {"main": {"small.gguf": file, "large.gguf": b"no"}},
     "some-one/broken": {"main": {"config.json": b"{}", INDEX: b"[]"}},
+    "some-one/torch": {"main": {"config.json": b"{}", "pytorch_model.bin": b"no"}},
   }
 
 
@@ -105,6 +106,8 @@ def test_what_cannot_be_fetched_is_said_in_one_line(models, tmp_path):
     "some-one/Tiny_1.5@v9": "it has no revision 'v9': give a branch, a tag or a commit",
     "some-one/secret": "it is gated: accept its terms on its page, and set HF_TOKEN",
     "some-one/files:other.gguf": "some-one/files has no file other.gguf on the hub",
+    "some-one/files": "has no file config.json .*; give some-one/files:small.gguf .*1 more",
+    "some-one/torch": "some-one/torch has no file model.safetensors on the hub$",
     "some-one/broken": "",
   }
   with serve(models, gated=["some-one/secret"]) as server:
@@ -116,6 +119,37 @@ def test_what_cannot_be_fetched_is_said_in_one_line(models, tmp_path):
   lines = run(None, tmp_path, "some-one/nothing", HF_HUB_OFFLINE="1")
   assert "the hub was not reached, and the cache has not all of its files" in lines[0]
   assert len(lines) == 1
+  (line,) = run(None, tmp_path, "some-one/nothing", HF_ENDPOINT="http://me:secret@127.0.0.1:9")
+  assert "http://***@127.0.0.1:9" in line and "secret" not in line
+
+
+@pytest.mark.parametrize("kept", ["config.json", "tokenizer.json"])
+def test_a_cache_with_another_programs_files_is_not_read_offline(kept, tmp_path):
+  """It does not say which files the model has, as those of earlier releases of the library."""
+  folder = tmp_path / "hub" / "models--some-one--Tiny_1.5"
+  (snapshot := folder / "snapshots" / (commit := "0123" * 10)).mkdir(parents=True)
+  (snapshot / kept).write_text("{}")
+  (folder / "refs").mkdir()
+  (folder / "refs" / "main").write_text(commit)
+  absent = {"config.json": "model.safetensors", "tokenizer.json": "config.json"}[kept]
+  names = ["some-one/Tiny_1.5", "some-one/Tiny_1.5:a.gguf"]
+  lines = run(None, tmp_path, *names, HF_HUB_OFFLINE="1") + run(None, tmp_path, names[1])
+  for said, file in zip(lines, [absent, "a.gguf", "a.gguf"], strict=True):
+    assert f"the hub was not reached, and the cache has no {file}: go online" in said
+
+
+def test_a_mistyped_path_asks_no_server(tmp_path, monkeypatch):
+  monkeypatch.setattr(hub, "fetch", lambda *_: pytest.fail("the hub was asked"))
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "runs").mkdir()
+  for named in ("runs/tinny", "runs/tiny:a.gguf", "runs/tiny@v1", pathlib.Path("other/model")):
+    assert not model_files.is_one(named)
+    assert model_files.title(named) == pathlib.Path(named).name.removesuffix(".gguf")
+    with pytest.raises(ValueError, match=r"has no config.json: it is not here.*; give a folder"):
+      model_files.find(named).json("config.json", dict)
+  with pytest.raises(ValueError, match="it is not here, as the folder runs is; give"):
+    huggingface.load("runs/tinny")
+  assert model_files.is_one("other/model")
 
 
 def test_an_incomplete_snapshot_is_not_read_offline(models, tmp_path):

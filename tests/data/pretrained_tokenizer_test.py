@@ -129,7 +129,7 @@ def test_more_tokens_than_rows(tmp_path):
   folder = pretrained.folder(tmp_path)
   config = json.loads((folder / "config.json").read_text())
   (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 40}))
-  message = "tokenizer.json has token 49, but the embedding has 40 rows"
+  message = "the tokenizer has token 49, but the embedding has 40 rows"
   with pytest.raises(ValueError, match=re.escape(message)) as error:
     load_pretrained(folder)
   assert "\n" not in str(error.value)

@@ -22,7 +22,7 @@ from resjax.models.config import ResidualConfig
 from resjax.models.model_def import ModelDef
 from resjax.train import experiment
 from resjax.train.runs import init_from, parents
-from tests.helpers import decoders, layouts, pretrained
+from tests.helpers import decoders, gguf_files, layouts, pretrained
 from tests.helpers.losses import nats_per_token
 from tests.helpers.runs import start, write_text
 from tests.helpers.trained import evaluations, run
@@ -178,6 +178,16 @@ def test_a_run_is_gone_on_with_too(root, tmp_path):
     assert config.data.seq_len == 77 and config.model.residual.name == "standard"
     assert config.train.init_from == str(given)
     assert config.workdir == f"runs/finetune_{tmp_path.name}"
+
+
+def test_a_model_in_the_folder_of_a_run_is_no_checkpoint_of_it(tmp_path):
+  """WORKDIR/NAME/FILE.gguf has the depth in WORKDIR that WORKDIR/checkpoints/STEP has."""
+  (tmp_path / "run.json").write_text(json.dumps({"config": {"model": base.model(), "data": {}}}))
+  (tmp_path / "export").mkdir()
+  file = gguf_files.write(tmp_path / "export" / "small.gguf", "llama")
+  config = finetune.get_config(str(file))
+  assert config.model.num_layers is None and config.data.tokenizer.folder == str(file)
+  assert config.workdir == "runs/finetune_small"
 
 
 def test_a_folder_that_is_nothing_to_start_from(tmp_path):

@@ -151,11 +151,11 @@ class Pretrained(ModelActions):
   @checked
   def __init__(self, path: str | os.PathLike, hf_ignore: Collection[str] = ()):
     processes.refuse_several("resjax.Pretrained")
-    place = os.fspath(path)
-    if parents.is_huggingface(place):
+    if parents.is_huggingface(path):
       self.workdir = None
-      self._trained = loading.from_huggingface(place, ignore=hf_ignore)
+      self._trained = loading.from_huggingface(path, ignore=hf_ignore)
     else:
+      place = os.fspath(path)
       self.workdir = _saved(place).workdir
       self._trained = loading.from_workdir(place, setting="path")
 

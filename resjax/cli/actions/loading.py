@@ -1,6 +1,7 @@
 """Reads trained models, and the texts that they are measured on."""
 
 import dataclasses
+import os
 from collections.abc import Collection, Iterable
 
 from resjax.base import locations
@@ -37,7 +38,7 @@ def from_workdir(
 
 
 def from_huggingface(
-  path: str, layout: Layout | None = None, ignore: Collection[str] = ()
+  path: str | os.PathLike, layout: Layout | None = None, ignore: Collection[str] = ()
 ) -> TrainedModel:
   """Returns a pretrained model.
 

@@ -2,7 +2,7 @@
 
 from resjax.data.gguf import GgufFile
 
-GgufFile.open("smollm2-135m.gguf").settings()
+GgufFile.open(pathlib.Path("smollm2-135m.gguf")).settings
 """
 
 import lazy_loader

@@ -1,6 +1,7 @@
 """A GGUF file, as the folder of Hugging Face that it was made of."""
 
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 
@@ -9,7 +10,7 @@ from resjax.data.gguf import header, settings, tokenizer
 from resjax.data.gguf.header import GgufTensor
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class GgufFile:
   """The contents of a GGUF file but for its tensors, which are read one at a time.
 
@@ -25,7 +26,7 @@ class GgufFile:
 
   @classmethod
   def open(cls, place: pathlib.Path) -> "GgufFile":
-    """Returns the contents of a file.
+    """Returns the contents of a file, which are read once while the file stays as it is.
 
     Raises:
       ValueError: it is none that can be read, see `header.read`; or the package gguf is missing.
@@ -34,18 +35,25 @@ class GgufFile:
       import gguf  # noqa: F401
     except ModuleNotFoundError:
       raise ValueError(extras.missing(f"reading {place}", "gguf")) from None
-    found = header.read(place)
-    return cls(place, found.metadata, found.tensors)
+    state = place.stat()
+    return _read(place, (state.st_ino, state.st_mtime_ns, state.st_size))
 
   @property
   def architecture(self) -> str:
     """The architecture, by the name that GGUF has for it."""
     return self.metadata["general.architecture"]
 
+  @functools.cached_property
   def settings(self) -> dict[str, Any]:
-    """Returns what config.json would say, see `settings.read`."""
+    """What config.json would say; ValueError where `settings.read` raises it."""
     return settings.read(self.place, self.metadata, self.tensors)
 
+  @functools.cached_property
   def files(self) -> dict[str, str]:
-    """Returns the tokenizer's files and config.json by name, see `tokenizer.files`."""
+    """The files of the tokenizer by name; ValueError where `tokenizer.files` raises it."""
     return tokenizer.files(self.place, self.metadata)
+
+
+@functools.lru_cache(maxsize=2)  # the vocabulary of a file is tens of megabytes
+def _read(place: pathlib.Path, _: tuple[int, ...]) -> GgufFile:
+  return GgufFile(place, *header.read(place))

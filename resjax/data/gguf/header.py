@@ -64,21 +64,8 @@ class GgufTensor:
     return found if len(self.shape) > 1 else found[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class Header:
-  """What stands in front of the tensors of a file.
-
-  Attributes:
-    metadata: the values by name: numbers, texts, and lists of them.
-    tensors: the tensors by name.
-  """
-
-  metadata: dict[str, Any]
-  tensors: dict[str, GgufTensor]
-
-
-def read(place: pathlib.Path) -> Header:
-  """Returns the header of a file.
+def read(place: pathlib.Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+  """Returns the metadata of a file, which are numbers, texts and lists by name, and its tensors.
 
   Raises:
     ValueError: it is no GGUF file of a version that is read, it is big-endian, damaged or cut off,
@@ -95,9 +82,12 @@ def read(place: pathlib.Path) -> Header:
       try:
         return _header(_Cursor(content, len(_MAGIC)), place, len(content))
       except (struct.error, OverflowError, UnicodeDecodeError) as error:
-        raise ValueError(
-          f"{place} is damaged or cut off: its header cannot be read ({error}); download it again"
-        ) from None
+        reason = str(error)
+      except RecursionError:
+        reason = "a list holds lists that are nested too deeply"
+      raise ValueError(
+        f"{place} is damaged or cut off: its header cannot be read ({reason}); download it again"
+      )
 
 
 class _Cursor:
@@ -137,7 +127,9 @@ class _Cursor:
     return np.frombuffer(self.bytes(count * dtype.itemsize), dtype)
 
 
-def _header(cursor: _Cursor, place: pathlib.Path, size: int) -> Header:
+def _header(
+  cursor: _Cursor, place: pathlib.Path, size: int
+) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
   version = cursor.number("I")
   if version not in _VERSIONS:
     swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
@@ -169,7 +161,7 @@ def _header(cursor: _Cursor, place: pathlib.Path, size: int) -> Header:
     if name in tensors:
       raise ValueError(f"{place} has {name} twice; download it again")
     tensors[name] = tensor
-  return Header(metadata, tensors)
+  return metadata, tensors
 
 
 def _tensor_place(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from resjax.base import typed_json
+from resjax.data.gguf.settings import ENDS
 from resjax.data.warn_once import warn_once
 
 _NORMAL, _CONTROL, _USER = 1, 3, 4  # types of tokens; others are unknown, unused, or bytes
@@ -15,18 +17,30 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _LLAMA3, _QWEN2 = _WORDS + r"\p{N}{1,3}" + _REST, _WORDS + r"\p{N}" + _REST
 _GPT2, _DIGITS = "gpt2", "digits"  # words of GPT-2, and the same with digits of their own
+_BEGIN = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # whose texts begin with a token
+_WHOLE_WORDS = (*_BEGIN, "smaug-bpe")  # in which a word that is a token is not cut
 # How texts are cut into words before merges, by what files call it.
 _CUTS = {
   **dict.fromkeys(("gpt-2", "default", "olmo", "mpt", "phi-2", "jais"), _GPT2),
   **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _DIGITS),
-  **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), _LLAMA3),
+  **dict.fromkeys((*_WHOLE_WORDS, "dbrx"), _LLAMA3),
   **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN2),
 }
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe")  # a word that is a token is not cut
 _NAMED = {
   "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding",
 }  # fmt: skip
 _PREFIX = "tokenizer.ggml."
+
+
+class _Keys(TypedDict, total=False):
+  """The types of the keys that are read, but for numbers of tokens."""
+
+  model: str
+  pre: str
+  tokens: list[str]
+  token_type: list[int]
+  scores: list[float]
+  merges: list[str]
 
 
 def files(place: object, metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -40,6 +54,7 @@ def files(place: object, metadata: Mapping[str, Any]) -> dict[str, str]:
     ValueError: the file has no tokenizer, or one of a kind that is not read.
   """
   found = {k.removeprefix(_PREFIX): v for k, v in metadata.items() if k.startswith(_PREFIX)}
+  typed_json.convert(found, _Keys, f"{place}, {_PREFIX}*")
   kind, tokens = found.get("model"), found.get("tokens")
   if not tokens:
     raise ValueError(f"{place} has no {_PREFIX}tokens; give a file with a tokenizer")
@@ -58,17 +73,14 @@ def files(place: object, metadata: Mapping[str, Any]) -> dict[str, str]:
       f"{place}: {_PREFIX}model={kind!r} is not read; allowed: gpt2 (byte-level BPE), llama "
       "(SentencePiece). Give the folder of a Hugging Face model"
     )
-  special = {*(token for token, k in zip(tokens, kinds, strict=True) if k == _CONTROL)}
+  pairs = [*zip(tokens, kinds, strict=True)]
+  special = {token for token, k in pairs if k == _CONTROL}
   special |= {token for name, token in named.items() if token and name != "unk_token"}
+  special |= {token for key in ENDS if (token := _named(place, found, f"{key}_token_id"))}
   added = [tokenizers.AddedToken(t, normalized=False, special=True) for t in tokens if t in special]
   model.add_special_tokens(added)
-  model.add_tokens(
-    [
-      tokenizers.AddedToken(token, normalized=False)
-      for token, k in zip(tokens, kinds, strict=True)
-      if k == _USER and token not in special
-    ]
-  )
+  own = [token for token, k in pairs if k == _USER and token not in special]
+  model.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in own])
   adds = _adds(found, kind)
   _put_around(model, named, adds)
   settings = {name: token for name, token in named.items() if token is not None} | adds
@@ -94,7 +106,7 @@ def _named(place: object, found: Mapping[str, Any], key: str) -> str | None:
 
 def _adds(found: Mapping[str, Any], kind: str) -> dict[str, bool]:
   """Returns what stands around texts, where the file does not say, as llama.cpp takes it."""
-  begins = kind == "llama" or found.get("pre") in _WHOLE_WORDS
+  begins = kind == "llama" or found.get("pre") in _BEGIN
   return {
     "add_bos_token": bool(found.get("add_bos_token", begins)),
     "add_eos_token": bool(found.get("add_eos_token", False)),

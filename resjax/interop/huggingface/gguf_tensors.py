@@ -21,18 +21,18 @@ class _Converted(StoredTensor):
 
   Attributes:
     source: the tensor.
-    rows: the row there of each row; None: the same.
+    heads: the number of heads whose rotated pairs lie side by side there; 0: rows are the same.
     offset: what was added to the values.
   """
 
   source: GgufTensor
-  rows: np.ndarray | None
+  heads: int
   offset: float
 
   def slice(self, index: Index) -> np.ndarray:
     """Returns a slice of the tensor as a folder of Hugging Face would have it, dequantized."""
     first, *others = index or (slice(None),)
-    rows = first if self.rows is None else self.rows[first]
+    rows = _rows(self.shape[0], self.heads)[first] if self.heads else first
     if len(self.shape) == 1:
       return self.source.read()[rows] - np.float32(self.offset)
     return self.source.read(rows)[(slice(None), *others)]
@@ -43,12 +43,14 @@ def converted(
 ) -> dict[str, StoredTensor]:
   """Returns the tensors by the names of a family; those it does not have keep their own names."""
   names = _names(content, family, config)
+  heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
   found: dict[str, StoredTensor] = {}
   for own, tensor in content.tensors.items():
     if own not in _READ_AS_SETTINGS:
       name, offset = names.get(own, (own, 0.0))
-      rows = _rows(content, own, config)
-      found[name] = _Converted(tensor.file, name, tensor.shape, "F32", tensor, rows, offset)
+      part = own.split(".")[-2:][0]
+      rotated = heads.get(part, 0) if content.architecture in _INTERLEAVED else 0
+      found[name] = _Converted(tensor.file, name, tensor.shape, "F32", tensor, rotated, offset)
   return found
 
 
@@ -68,11 +70,6 @@ def _names(
   return found
 
 
-def _rows(content: GgufFile, name: str, config: DecoderConfig) -> np.ndarray | None:
-  """Returns the rows of queries and keys that stand for both halves of each head in turn."""
-  heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
-  part = name.split(".")[-2:][0]
-  if content.architecture not in _INTERLEAVED or part not in heads:
-    return None
-  rows = np.arange(heads[part] * config.head_dim)
-  return rows.reshape(heads[part], -1, 2).swapaxes(1, 2).reshape(-1)
+def _rows(size: int, heads: int) -> np.ndarray:
+  """Returns the row there of each row, the rows of both halves of each head in turn."""
+  return np.arange(size).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

@@ -12,7 +12,7 @@ import numpy as np
 import safetensors
 
 from resjax.base import locations
-from resjax.data import INDEX, SINGLE, ModelFiles, Named, OfGguf, model_files, warn_once
+from resjax.data import INDEX, SINGLE, ModelFiles, Named, OfGguf, Shards, model_files, warn_once
 from resjax.interop.huggingface.tensors import Index
 
 _OF_IMAGES = ("vision_tower.", "multi_modal_projector.")  # the beginnings of names of tensors
@@ -163,13 +163,6 @@ def has_tensors(files: ModelFiles) -> bool:
   return here or isinstance(files, OfGguf)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Index:
-  """The file that names the file of each tensor."""
-
-  weight_map: dict[str, str]
-
-
 def _weight_map(files: ModelFiles) -> dict[str, pathlib.Path] | None:
   """Returns the file of every tensor that the index names; None if all are in one file."""
   folder = files.place
@@ -177,7 +170,7 @@ def _weight_map(files: ModelFiles) -> dict[str, pathlib.Path] | None:
     if not (folder / SINGLE).is_file():
       raise ValueError(f"{folder} has neither {SINGLE} nor {INDEX}; {_other_format(folder)}")
     return None
-  names = files.json(INDEX, _Index).weight_map
+  names = files.json(INDEX, Shards).weight_map
   where, links = f"{folder / INDEX}: weight_map", _bound_of_links(folder)
   paths = {
     name: locations.inside(folder, name, where, links=links)

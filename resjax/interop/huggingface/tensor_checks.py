@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from resjax.data import ModelFiles
+from resjax.data import CONFIG, ModelFiles
 from resjax.interop.huggingface.stored_tensors import StoredTensor, add
 from resjax.interop.huggingface.tensors import TensorNames
 from resjax.models import DecoderConfig, Parameter
@@ -22,10 +22,9 @@ def check_sizes(
 
   They bound what a config.json may claim before a decoder is traced or a table is made.
   """
+  where = files.where(CONFIG)
   if config.num_layers > len(stored):
-    raise ValueError(
-      f"{files}: config.json has {config.num_layers:,} layers, its files {len(stored):,} tensors"
-    )
+    raise ValueError(f"{where} has {config.num_layers:,} layers, its model {len(stored):,} tensors")
   values = sum(math.prod(tensor.shape) for tensor in stored.values())
   sizes = {
     "the vocabulary": config.vocab_size,
@@ -36,9 +35,7 @@ def check_sizes(
   }
   for name, size in sizes.items():
     if size > values:
-      raise ValueError(
-        f"{files}: {name} of config.json is {size:,}, its files have {values:,} numbers"
-      )
+      raise ValueError(f"{where}: {name} is {size:,}, its model has {values:,} numbers")
 
 
 def expected_shapes(
@@ -113,7 +110,8 @@ def _check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
 
 
 def _table(files: ModelFiles, rows: list[tuple]) -> str:
-  lines = [f"{files}: {len(rows)} tensors are not those of config.json; nothing was loaded"]
+  where = files.where(CONFIG)
+  lines = [f"{where}: {len(rows)} tensors are not those that it describes; nothing was loaded"]
   width = max(len(name) for name, *_ in rows[:_MOST_LINES])
   for name, expected, found in rows[:_MOST_LINES]:
     lines.append(f"  {name:{width}}  expected {expected!s:16} found {found};")

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -134,11 +135,16 @@ def find(path: str, ignore: Sequence[str] = ()) -> Parent:
   return FromRun(restore.find(path, SETTING))
 
 
-def is_huggingface(path: str) -> bool:
-  """Returns whether a path is that of a pretrained model, or its name on the hub."""
-  return (
-    bool(path) and locations.is_local(locations.path(path, SETTING)) and model_files.is_one(path)
-  )
+def is_huggingface(path: str | os.PathLike) -> bool:
+  """Returns whether a path is that of a pretrained model, or its name on the hub.
+
+  A run and its checkpoints are none, whatever files lie in their folders.
+  """
+  place = locations.path(path, SETTING)
+  if not os.fspath(path) or not locations.is_local(place):
+    return False
+  of_run = (place / workdir.RECORD).is_file() or (place / "params").is_dir()
+  return not of_run and model_files.is_one(path)
 
 
 def flat(tree: PyTree) -> dict[str, PyTree]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import struct
 import sys
 
 import gguf
@@ -18,6 +19,7 @@ from resjax.data import GgufFile, model_files
 from resjax.data.gguf import tokenizer as gguf_tokenizer
 from resjax.interop import huggingface
 from resjax.models import Decoder
+from resjax.train.runs import parents
 from tests.helpers.gguf_files import ARCHITECTURES, settings, tensors, write
 from tests.helpers.pretrained import GOLDEN
 from tests.interop.huggingface.golden_test import logits
@@ -128,6 +130,42 @@ def test_what_a_file_leaves_out(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
+  ("keys", "kind", "factor"),
+  [
+    ({"scaling__factor": 4.0}, "linear", 4.0),
+    ({"scale_linear": 4.0}, "linear", 4.0),
+    ({"scaling__factor": 2.0, "scale_linear": 4.0}, "linear", 2.0),
+    ({"scaling__factor": 4.0, "scaling__type": "none"}, "none", 1.0),
+    ({"scaling__factor": 0.0, "scaling__type": "linear"}, "none", 1.0),
+    ({"scale_linear": 1.0, "scaling__original_context_length": 24}, "none", 1.0),
+  ],
+)
+def test_a_scaling_without_a_type_is_linear(tmp_path, keys, kind, factor):
+  """As llama.cpp reads the keys; zero says nothing."""
+  more = {f"llama__rope__{key}": value for key, value in keys.items()}
+  scaling = huggingface.read_config(write(tmp_path / "a.gguf", "llama", **more)).rope_scaling
+  assert (scaling.kind, scaling.factor) == (kind, factor)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "qwen2"])
+def test_zero_switches_off(name, tmp_path):
+  """A window or a softcap of zero is none, also where the family has one by default."""
+  keys = ("attention__sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+  zeros = {f"{ARCHITECTURES[name]}__{key}": 0 for key in keys}
+  found = huggingface.read_config(write(tmp_path / "a.gguf", name, **zeros))
+  assert (max(found.windows), found.attention_softcap, found.logit_softcap) == (0, 0, 0)
+
+
+def test_a_window_that_a_file_leaves_out(tmp_path):
+  """The files of Gemma 3 say it where there is one; Gemma 2 has one of 4096."""
+  for name, window in {"gemma2": 4096, "gemma3": 0}.items():
+    without = [f"{name}.attention.sliding_window", f"{name}.rope.freq_base"]
+    found = huggingface.read_config(write(tmp_path / name, name, without=without))
+    assert max(found.windows) == window
+    assert {rope.theta for rope in found.layer_ropes} == {10000.0}
+
+
+@pytest.mark.parametrize(
   ("more", "field", "value"),
   [
     ({"rope_type": "linear", "factor": 4.0}, "kind", "linear"),
@@ -193,9 +231,35 @@ def big_endian(path):
   gguf.GGUFWriter(str(path), "llama", endianess=gguf.GGUFEndian.BIG).write_header_to_file()
 
 
+def nested(depth):
+  """A key whose value is a list in a list, and so on."""
+
+  def change(path):
+    key = struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
+    content = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IQ", 9, 1) * depth
+    path.write_bytes(content + struct.pack("<IQ", 8, 0))
+
+  return change
+
+
 @pytest.mark.parametrize(
   ("make", "said"),
   [
+    (nested(100_000), "header cannot be read .*nested too deeply"),
+    (bare("none", split__count=2, split__no=1), "is file 2 of 2, .* llama-gguf-split --merge"),
+    (written(llama__attention__causal=False), "attention.causal=False is not read; allowed: True"),
+    (written(llama__attention__head_count_kv=0), "num_key_value_heads is 0: expected int >= 1"),
+    (
+      written("llama3", llama__rope__scaling__factor=2.0),
+      "rope_freqs.weight beside .*'factor': 2.0.* is not that of Llama 3.1, the only one",
+    ),
+    (
+      written("gemma2", gemma2__attention__scale="a"),
+      "Expected float, got str - at .*attention.scale",
+    ),
+    (written(llama__block_count=4000), r"model.gguf has 4,000 layers, its model \d+ tensors"),
+    (written(tokenizer__ggml__eot_token_id=99), "eot_token_id=99 is no token; allowed: 0..60"),
+    (written(tokenizer__ggml__scores=["a"]), r"tokenizer.ggml.\*: scores\[0\] is 'a': expected"),
     (
       bare("mamba"),
       "architecture='mamba' is not read from GGUF files; allowed: llama, qwen2, qwen3",
@@ -248,6 +312,16 @@ def test_a_folder_with_a_file_says_to_give_the_file(tmp_path):
   assert model_files.is_one(str(tmp_path)) and model_files.is_one(str(tmp_path / "model.gguf"))
 
 
+@pytest.mark.parametrize("place", [".", "checkpoints/4"])
+def test_a_run_with_files_in_its_folder_is_a_run(place, tmp_path):
+  (checkpoint := tmp_path / "checkpoints" / "4" / "params").mkdir(parents=True)
+  (tmp_path / "run.json").write_text("{}")
+  for folder in (tmp_path, checkpoint.parent):
+    write(folder / "model.gguf", "llama")
+  assert not parents.is_huggingface(tmp_path / place)
+  assert parents.is_huggingface(tmp_path / place / "model.gguf")
+
+
 def test_the_extra_is_named_where_the_library_is_missing(tmp_path, monkeypatch):
   file = write(tmp_path / "model.gguf", "llama")
   monkeypatch.setitem(sys.modules, "gguf", None)
@@ -270,6 +344,33 @@ def test_a_tokenizer(words, tmp_path):
   assert (found.eot_id, found.end_ids, found.vocab_size) == (0, (0, 1), 61)
   assert {0, 1} <= found.control and not {3} & found.control
   assert found.model.encode("<s><img>", add_special_tokens=False).ids == [0, 3]
+
+
+@pytest.mark.parametrize(
+  ("pre", "before"),
+  [("llama-bpe", (0,)), ("llama-v3", (0,)), ("falcon3", (0,)), ("smaug-bpe", ()), ("qwen2", ())],
+)
+def test_texts_begin_as_llama_cpp_begins_them(pre, before, tmp_path):
+  """Where the file does not say; SmolLM3 cuts words by smaug-bpe, and has no token in front."""
+  found = huggingface.tokenizer(
+    write(tmp_path / "a.gguf", "llama", words="gpt2", tokenizer__ggml__pre=pre)
+  )
+  assert found.around.before == before
+
+
+def test_the_ends_of_turns_and_messages_end_texts(tmp_path):
+  keys = {f"tokenizer__ggml__{key}_token_id": i for key, i in {"eot": 3, "eom": 60}.items()}
+  found = huggingface.tokenizer(write(tmp_path / "a.gguf", "llama", **keys))
+  assert found.ids["eos_token_id"] == [1, 3, 60]
+  assert found.end_ids == (0, 1, 3, 60) and {3, 60} <= found.control
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path):
+  place = write(tmp_path / "a.gguf", "llama")
+  first = GgufFile.open(place)
+  assert GgufFile.open(place) is first and first.files is GgufFile.open(place).files
+  write(place, "llama", llama__context_length=99)
+  assert GgufFile.open(place).settings["max_position_embeddings"] == 99
 
 
 @pytest.mark.parametrize("words", ["llama", "gpt2"])

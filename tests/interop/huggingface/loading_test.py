@@ -139,7 +139,7 @@ def test_one_table_of_all_that_does_not_fit(copied):
     huggingface.load(folder)
   lines = [re.sub(" +", " ", line.strip()) for line in str(caught.value).splitlines()]
   assert lines == [
-    f"{folder}: 3 tensors are not those of config.json; nothing was loaded",
+    f"{folder / 'config.json'}: 3 tensors are not those that it describes; nothing was loaded",
     "model.layers.0.self_attn.q_norm.weight expected (8,) found (5,);",
     "model.layers.1.mlp.up_proj.weight expected (36, 24) found nothing;",
     "model.layers.7.mlp.up_proj.weight expected nothing found (2, 3);",
@@ -244,11 +244,11 @@ def with_another_head(folder):
     (
       "llama",
       with_setting(num_hidden_layers=4095),
-      r"config.json has 4,095 layers, its files \d+ ten",
+      r"config.json has 4,095 layers, its model \d+ ten",
     ),
-    ("qwen3", with_setting(vocab_size=2**24), r"the vocabulary of config.json is 16,777,216, its"),
-    ("qwen3", with_setting(hidden_size=2**20), r"the width of config.json is 1,048,576, its"),
-    ("qwen3", with_setting(num_attention_heads=2**16), r"the width of all heads of config.json is"),
+    ("qwen3", with_setting(vocab_size=2**24), r"config.json: the vocabulary is 16,777,216, its"),
+    ("qwen3", with_setting(hidden_size=2**20), r"config.json: the width is 1,048,576, its"),
+    ("qwen3", with_setting(num_attention_heads=2**16), r"config.json: the width of all heads is"),
     ("qwen3", without_weights, r"has neither model.safetensors nor model.safetensors.index.json"),
     ("qwen3", with_integers, r"model.norm.weight is I8; allowed: F64, F32, F16, BF16"),
     (
