@@ -157,20 +157,13 @@ def _chunk_sums(
   read as seldom as can be: once for their maximum, once for all that is summed, and once, computed
   anew, for their cotangent.
   """
-  logits = _project(hidden, head, vocab)
+  logits = _project(hidden, head)
   if softcap:
     logits = softcap * jnp.tanh(logits / softcap)
-  place = targets[..., None]
-  peak = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-  peak = checkpoint_name(peak, _KEPT)
-  lse = _logsumexp(logits, peak)
-  # The target's logit is found by a comparison, not by a gather: V may be split over devices, and
-  # the transpose is no scatter.
-  hit = aligned(jnp.arange(vocab, dtype=jnp.int32), place) == place
-  below = jnp.sum(jnp.where(hit, logits - peak, 0.0), axis=-1)
-  largest = jnp.sum(jax.lax.stop_gradient(logits) == peak, axis=-1)
-  known = (targets >= 0) & (targets < vocab)
-  ce = jnp.where(known, lse - peak[..., 0] - below, jnp.nan)
+  if vocab < len(head):
+    logits += aligned(jnp.where(jnp.arange(len(head)) < vocab, 0.0, -jnp.inf), logits)
+  lse, target, correct = _statistics(logits, targets)
+  ce = jnp.where((targets >= 0) & (targets < vocab), lse - target, jnp.nan)
   weights = weights.astype(jnp.float32)
   total = functools.partial(jnp.sum, axis=axis)
   tokens = total(weights)
@@ -179,46 +172,65 @@ def _chunk_sums(
     z=total(weights * lse**2),
     tokens=tokens,
     bytes=jnp.zeros_like(tokens),
-    correct=total(jnp.where(known & (below == 0) & (largest == 1), weights, 0.0)),
+    correct=total(weights * correct),
   )
 
 
 @jax.custom_jvp
-def _logsumexp(logits: Array, peak: Array) -> Array:
-  """Returns log Σ exp(logits) over the last axis, of which `peak` [..., 1] is the maximum."""
-  return peak[..., 0] + jnp.log(jnp.sum(jnp.exp(logits - peak), axis=-1))
+def _statistics(logits: Array, targets: Array) -> tuple[Array, Array, Array]:
+  """Returns log Σ exp(logits) over V, the target's logit, and 1.0 where that is the largest."""
+  return _softmax(logits, targets)[0]
 
 
-@_logsumexp.defjvp
-def _logsumexp_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-  # JAX's own rule has no name for the sum, so that the reverse pass would compute it again.
-  logits, peak = primals
-  exps = jnp.exp(logits - peak)
+def _softmax(logits: Array, targets: Array) -> tuple[tuple[Array, ...], Array, Array]:
+  """Returns what `_statistics` does, the softmax, whose maximum and sum are kept, and the hits."""
+  # The target's logit is found by a comparison, not by a gather: V may be split over devices.
+  place = targets[..., None]
+  hit = aligned(jnp.arange(logits.shape[-1], dtype=jnp.int32), place) == place
+  # One reduction of three arrays, which are never in memory, reads the logits once.
+  places = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+  least = -jnp.inf, jnp.int32(0), jnp.zeros((), logits.dtype)
+  arrays = logits, places, jnp.where(hit, logits, 0.0)
+  peak, best, target = jax.lax.reduce(arrays, least, _larger, (logits.ndim - 1,))
+  peak = checkpoint_name(peak, _KEPT)
+  exps = jnp.exp(logits - peak[..., None])
   total = checkpoint_name(jnp.sum(exps, axis=-1), _KEPT)
-  return peak[..., 0] + jnp.log(total), jnp.sum(exps * tangents[0], axis=-1) / total
+  correct = (best == targets).astype(jnp.float32)
+  return (peak + jnp.log(total), target, correct), exps / total[..., None], hit
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _project(hidden: Array, head: Array, vocab: int) -> Array:
-  """Maps [..., t, D] and [V', D] float32 to float32 logits of the first V rows of the head.
+def _larger(a: tuple, b: tuple) -> tuple[Array, Array, Array]:
+  """Returns the larger one of two logits, the first of equal ones, its place, and a sum."""
+  (peak, place, target), (other, other_place, more) = a, b
+  first = (peak > other) | ((peak == other) & (place < other_place)) | jnp.isnan(peak)
+  return jnp.where(first, peak, other), jnp.where(first, place, other_place), target + more
 
-  They are multiplied in the dtype of `hidden`.
-  """
+
+@_statistics.defjvp
+def _statistics_jvp(primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
+  found, shares, hit = _softmax(*primals)
+  d_logits, _ = tangents
+  d_lse = jnp.sum(shares * d_logits, axis=-1)
+  d_target = jnp.sum(jnp.where(hit, d_logits, 0.0), axis=-1)
+  return found, (d_lse, d_target, jnp.zeros_like(found[2]))
+
+
+@jax.custom_vjp
+def _project(hidden: Array, head: Array) -> Array:
+  """Maps [..., t, D] and [V, D] float32 to float32 logits, multiplied in the dtype of `hidden`."""
   head = head.astype(hidden.dtype)
-  logits = jnp.einsum("...td,vd->...tv", hidden, head, preferred_element_type=jnp.float32)
-  return logits[..., :vocab]
+  return jnp.einsum("...td,vd->...tv", hidden, head, preferred_element_type=jnp.float32)
 
 
-def _project_forward(hidden: Array, head: Array, vocab: int) -> tuple[Array, tuple[Array, Array]]:
-  return _project(hidden, head, vocab), (hidden, head)
+def _project_forward(hidden: Array, head: Array) -> tuple[Array, tuple[Array, Array]]:
+  return _project(hidden, head), (hidden, head)
 
 
-def _project_backward(vocab: int, saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+def _project_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
   # JAX's own rule would multiply float32 by bfloat16, at a fraction of the speed, and round the
   # chunk's part of the head's gradient to bfloat16.
   hidden, head = saved
-  widths = [(0, 0)] * (grad.ndim - 1) + [(0, len(head) - vocab)]
-  grad = jnp.pad(grad.astype(hidden.dtype), widths)
+  grad = grad.astype(hidden.dtype)
   # This is a sum over V, of which each device may hold a part.
   d_hidden = jnp.einsum(
     "...tv,vd->...td", grad, head.astype(hidden.dtype), preferred_element_type=jnp.float32
