@@ -231,11 +231,30 @@ def test_tiles_fit_into_shared_memory(count, width, dtype):
     backward = [
       direct_plan.choose_backward(like, count, threads, room) for threads in (False, True)
     ]
-    for tiles in filter(None, (direct_plan.choose_forward(like, count, room), *backward)):
+    for tiles in filter(
+      None, (direct_plan.choose_forward(like, count, count + 1, room), *backward)
+    ):
       rows = tiles.rows + sum(tiles.further_rows)
       assert tiles.shared_bytes(like) >= rows * width * dtype(0).nbytes
       assert tiles.programs_per_sm * (tiles.shared_bytes(like) + 1024) <= room
     assert kib == 100 or None not in backward
+
+
+def test_tiles_are_those_that_were_fastest_on_an_h200():
+  wide, narrow = (jax.ShapeDtypeStruct((5, width), BF16) for width in (2048, 768))
+  found = [
+    direct_plan.choose_forward(wide, 8, 8, H100), direct_plan.choose_backward(wide, 8, False, H100),
+    direct_plan.choose_forward(narrow, 6, 6, H100),
+    direct_plan.choose_backward(narrow, 6, False, H100),
+  ]  # fmt: skip
+  assert [(t.rows, t.group, t.programs_per_sm) for t in found] == [
+    (16, 4, 2), (9, 8, 3), (24, 6, 4), (21, 6, 4)
+  ]  # fmt: skip
+
+
+def test_a_ring_holds_whole_tokens_where_it_may():
+  assert [gpu_tiles.whole(rows, 6) for rows in (5, 6, 11, 12, 20)] == [5, 6, 6, 12, 18]
+  assert gpu_tiles.whole(11, 6, least=7) == 11
 
 
 def test_sources_of_a_token_stay_in_shared_memory_where_they_fit():

@@ -94,7 +94,10 @@ class Ring:
       self._fetch(step, position + self.rows.shape[0])
 
   def _place(self, step: Array, position: int) -> Array:
-    return lax.rem(step * len(self.streams) + position, jnp.int32(self.rows.shape[0]))
+    rows, streams = self.rows.shape[0], len(self.streams)
+    if rows % streams == 0:
+      return lax.rem(step, jnp.int32(rows // streams)) * streams + position
+    return lax.rem(step * streams + position, jnp.int32(rows))
 
   def _fetch(self, step: Array, position: int) -> None:
     """Starts to copy the row of a position; a position of P or more is one of a later token."""

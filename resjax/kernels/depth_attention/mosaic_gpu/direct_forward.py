@@ -18,9 +18,6 @@ from resjax.kernels.depth_attention.operands import Operands, Read, Stats
 from resjax.kernels.mosaic_gpu import GpuTiles, Ring, Row, Stream, call, room_of, row_ops, when
 from resjax.kernels.operation import Field
 
-# Registers of a thread that may hold sources between the two times that they are used.
-_HELD_REGISTERS = 64
-
 
 class _Outputs(NamedTuple):
   """What the kernel writes: rows [T, D / 128, 128], and statistics."""
@@ -46,7 +43,8 @@ class _Mix(NamedTuple):
 
 def tiles_of(read: Read, operands: Operands) -> GpuTiles | None:
   """Returns the tile sizes of the forward pass of a read; None if there are none."""
-  return direct_plan.choose_forward(operands.like, operands.num_slots, room_of(read))
+  slots = operands.num_slots
+  return direct_plan.choose_forward(operands.like, slots, slots + read.adds, room_of(read))
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:
@@ -134,7 +132,7 @@ class _Token:
     operands, stats, sums, eps = self.operands, self.outputs.stats, self.sums, self.read.eps
     count, token, logits = len(slots), self.ring.token(self.step), []
     held: dict[int, Row] = {}
-    has_room = count * operands.query.shape[0] <= _HELD_REGISTERS
+    has_room = count * operands.query.shape[0] <= direct_plan.HELD_REGISTERS
     for i, slot in enumerate(slots):
 
       def put(i: int = i, slot: int = slot) -> None:

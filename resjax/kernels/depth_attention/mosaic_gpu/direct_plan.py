@@ -10,17 +10,27 @@ from resjax.kernels.mosaic_gpu import MAX_ROWS, GpuTiles, tiles
 from resjax.kernels.operation import LANES
 
 _NUMBERS = (3 * LANES,)  # three numbers per source
+# Registers of a thread that may hold sources between the two times that a forward pass uses them.
+HELD_REGISTERS = 64
+# Up to so many channels a thread of the reverse pass takes so few registers that three programs run
+# at a time: at D = 2048 and N = 8 it takes 203 µs on an H200, and 243 µs with two.
+_THREE_PROGRAMS = 2048
 
 
-def choose_forward(like: jax.ShapeDtypeStruct, num_slots: int, room: int) -> GpuTiles | None:
+def choose_forward(
+  like: jax.ShapeDtypeStruct, num_slots: int, num_streams: int, room: int
+) -> GpuTiles | None:
   """Returns the tile sizes of the forward pass, which takes two sums per source.
 
   A group is at most half of the ring, so that the other half can be filled while it is read. None
-  if two rows do not fit.
+  if two rows do not fit. A token has `num_streams` rows in the ring.
   """
-  rows = tiles.fitting_rows(like, 8, _NUMBERS, 1, tiles.most_programs(like), room)
-  group = tiles.even(num_slots, max(1, min(4, rows // 2)))
-  return _tiles(like, group, (group + 1,), tiles.rounded(2 * group), room, _NUMBERS)
+  programs = tiles.most_programs(like)
+  rows = tiles.fitting_rows(like, 8, _NUMBERS, 1, programs, room)
+  held = min(tiles.MAX_GROUP, HELD_REGISTERS * LANES // like.shape[-1])
+  group = tiles.even(num_slots, max(1, min(max(4, held), rows // 2)))
+  sums = tiles.rounded(2 * group)
+  return _tiles(like, group, (group + 1,), (num_streams,), sums, room, _NUMBERS, programs)
 
 
 def choose_backward(
@@ -34,30 +44,33 @@ def choose_backward(
   numbers of sums over tokens are in shared memory too.
   """
   numbers = _NUMBERS + ((sums,) if sums else ())
+  programs = max(tiles.most_programs(like), 3 if like.shape[-1] <= _THREE_PROGRAMS else 1)
+  tokens = num_slots + 1, num_slots
   for part in (1, 2, 4) if num_slots < MAX_ROWS else ():
     group = tiles.even(num_slots, tiles.MAX_GROUP // part)
     least = (num_slots + 1, group)[: 1 + threaded]
-    if kept := _tiles(like, group, least, tiles.rounded(group), room, numbers):
+    if kept := _tiles(like, group, least, tokens, tiles.rounded(group), room, numbers, programs):
       return kept
-  rows = tiles.fitting_rows(like, 8, numbers, 1 + threaded, tiles.most_programs(like), room)
+  rows = tiles.fitting_rows(like, 8, numbers, 1 + threaded, programs, room)
   group = tiles.even(num_slots, max(1, min(tiles.MAX_GROUP, rows // (2 + threaded))))
-  return _tiles(
-    like, group, (group + 1, group)[: 1 + threaded], tiles.rounded(group), room, numbers
-  )
+  least = (group + 1, group)[: 1 + threaded]
+  return _tiles(like, group, least, tokens, tiles.rounded(group), room, numbers, programs)
 
 
 def _tiles(
   like: jax.ShapeDtypeStruct,
   group: int,
   least: tuple[int, ...],
+  tokens: tuple[int, ...],
   summed_rows: int,
   room: int,
   numbers: tuple[int, ...],
+  most: int,
 ) -> GpuTiles | None:
   """Returns tiles for as many programs as have room for rings of `least` rows; None if none has."""
-  for programs in range(tiles.most_programs(like), 0, -1):
+  for programs in range(most, 0, -1):
     rows = tiles.fitting_rows(like, summed_rows, numbers, len(least), programs, room)
     if rows >= sum(least):
-      first, *others = tiles.spread(rows, least, (MAX_ROWS,) * len(least))
+      first, *others = tiles.spread(rows, least, (MAX_ROWS,) * len(least), tokens)
       return GpuTiles(first, group, summed_rows, programs, numbers, tuple(others))
   return None

@@ -71,7 +71,8 @@ def choose_backward(
       for programs in range(min(_BACKWARD_PROGRAMS, tiles.most_programs(like)), 0, -1):
         rows = tiles.fitting_rows(like, _BLOCK_SUMS, numbers, rings, programs, room)
         if rows >= (3 * sum(least) // 2 if programs > 1 else sum(least)):
-          sizes = tiles.spread(rows, least, (2 * least[0], 2 * num_reads, num_slots))
+          most = 2 * least[0], 2 * num_reads, num_slots
+          sizes = tiles.spread(rows, least, most, (num_slots, num_reads, num_slots))
           return GpuTiles(sizes[0], group, _BLOCK_SUMS, programs, numbers, sizes[1:])
   numbers = backward_numbers(num_reads, 0)
   rows = tiles.fitting_rows(like, _BLOCK_SUMS, numbers, rings, 1, room)
@@ -79,9 +80,8 @@ def choose_backward(
   if most < 1 or num_reads > MAX_ROWS:
     return None
   group = tiles.even(num_slots, most)
-  sizes = tiles.spread(
-    rows, (group + 1, num_reads, group)[:rings], (num_slots, num_reads, num_slots)
-  )
+  tokens = num_slots, num_reads, num_slots
+  sizes = tiles.spread(rows, (group + 1, num_reads, group)[:rings], tokens, tokens)
   return GpuTiles(sizes[0], group, _BLOCK_SUMS, 1, numbers, sizes[1:])
 
 
@@ -95,5 +95,6 @@ def choose_merge(
   for programs in range(tiles.most_programs(like), 0, -1):
     rows = tiles.fitting_rows(like, _MERGE_SUMS, numbers, 1, programs, room)
     if rows >= (2 * num_streams if programs > 1 else num_streams):
-      return GpuTiles(min(rows, 4 * num_streams), 1, _MERGE_SUMS, programs, numbers)
+      rows = tiles.whole(min(rows, 4 * num_streams), num_streams)
+      return GpuTiles(rows, 1, _MERGE_SUMS, programs, numbers)
   return None
