@@ -7,8 +7,8 @@
   resjax bench gpu_day --dry_run               (tiny arms of the same kinds, on a CPU)
 
 In this order: every kernel against the reference in float64 at two shapes; the training step of
-124M parameters with standard and with block_attn_res; a read beside a copy and fla-core; mhc; the
-kernels of one step; and what the time is left for. Arms share a process, until one of them ends it.
+124M parameters with standard and with block_attn_res, and their kernels; a read beside a copy and
+fla-core; mhc; and what the time is left for. Arms share a process, until one of them ends it.
 --out gets gpu_day.json, which is complete whenever the command is stopped, gpu_day.log, and at the
 end gpu_day.png. The last thing printed is what was reached of each goal, see docs/gpu.md.
 """
@@ -69,7 +69,6 @@ def gpu_arms() -> list[Arm]:
     _steps(gpu_goals.MODEL, 128, 4, remat="none")("standard"),
     step("standard", "mhc"),
     *(_kernels("streams", gpu_goals.STREAMS, name) for name in ("direct", "xla_no_stack")),
-    _profile(gpu_goals.MODEL, "block_attn_res", 128, 2),
     *(_kernels("block", gpu_goals.READ, name) for name in ("two_phase", "direct", "residual_norm")),
     large("standard"),
     large("standard", "block_attn_res"),
@@ -95,7 +94,6 @@ def dry_arms() -> list[Arm]:
     ),
     step("standard", "mhc"),
     _kernels("streams", read, "direct", repeats=2),
-    _profile("tiny", "block_attn_res", 1, 1),
     _kernels("block", read, "two_phase", repeats=2),
     _kernels("network", network, "two_phase", repeats=2),
     _kernels("network", network, "flash_attn_res", repeats=2),
@@ -110,7 +108,7 @@ def _right(case: correctness.Case, again: int = 10, interpret: bool = False) -> 
 
 
 def _steps(
-  model: str, rows: int, microbatches: int, steps: int = 3, repeats: int = 8, remat: str = "full"
+  model: str, rows: int, microbatches: int, steps: int = 3, repeats: int = 8, remat: str = ""
 ) -> Callable[..., Arm]:
   """Returns a function that returns the arm of the steps of several systems, in turn."""
 
@@ -118,23 +116,13 @@ def _steps(
     def measure() -> dict[str, Any]:
       configs = {name: timed_step.config_of(model, name) for name in residuals}
       for config in configs.values():
-        config.model.remat = remat
+        config.model.remat = remat or config.model.remat
       runs = {n: timed_step.with_batch(c, rows, microbatches) for n, c in configs.items()}
       return timed_step.compare(runs, steps, repeats)
 
     return Arm(gpu_goals.step_name(model, residuals, remat), measure, 60 + 60 * len(residuals))
 
   return arm
-
-
-def _profile(model: str, residual: str, rows: int, microbatches: int) -> Arm:
-  """Returns the arm that lists the kernels of a step."""
-
-  def measure() -> dict[str, Any]:
-    config = timed_step.config_of(model, residual)
-    return timed_step.kernels(timed_step.with_batch(config, rows, microbatches))
-
-  return Arm(f"profile {model} {residual}", measure, 120)
 
 
 def _kernels(suite: str, shape: str, name: str, repeats: int = 10) -> Arm:
@@ -223,11 +211,11 @@ def _figures(record: Record) -> Iterator[str]:
   for name, case in record.get("cases", {}).items():
     mfu = "" if case["mfu"] is None else f" (MFU {case['mfu']:.1%})"
     yield f"{name} {case['median_ms']:.4g} ms{mfu}"
+    for kernel in case.get("kernels", [])[:3]:
+      yield f"{kernel['share']:.0%} {kernel['kernel'][:40]}"
   yield from (
     f"{key} {value:.4f}" for key, value in record.items() if key.endswith("over standard")
   )
-  for kernel in record.get("kernels", [])[:3]:
-    yield f"{kernel['share']:.0%} {kernel['kernel'][:40]}"
 
 
 if __name__ == "__main__":

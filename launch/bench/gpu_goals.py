@@ -21,9 +21,9 @@ def kernel_name(suite: str, shape: str, form: str) -> str:
   return f"{suite} {shape} {form}"
 
 
-def step_name(model: str, residuals: Sequence[str], remat: str = "full") -> str:
+def step_name(model: str, residuals: Sequence[str], remat: str = "") -> str:
   """Returns the name of the arm of the steps of several systems."""
-  return f"step {model} {','.join(residuals)}" + ("" if remat == "full" else f" remat={remat}")
+  return f"step {model} {','.join(residuals)}" + (f" remat={remat}" if remat else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +80,8 @@ def _ratio(residual: str) -> Callable[[Records], float | None]:
 
 
 def _mfu(found: Records) -> float | None:
-  """Returns the larger one of those with and without recomputed layers."""
-  names = [step_name(MODEL, ["standard"], remat) for remat in ("full", "none")]
+  """Returns the larger one of those with the recipe's recomputation and without any."""
+  names = [step_name(MODEL, ["standard"], remat) for remat in ("", "none")]
   cases = [found[name].get("cases", {}) for name in names if name in found]
   return max((case["standard"]["mfu"] for case in cases if case), default=None)
 

@@ -1,4 +1,4 @@
-"""Training steps on random tokens: how long several take in turn, and the kernels of one."""
+"""Training steps on random tokens: how long several take in turn, and their kernels."""
 
 import importlib
 import time
@@ -16,6 +16,7 @@ from resjax.train import experiment, init_state, metrics, program
 from resjax.train.runs import Run
 
 _NAMED = 120  # characters of a kernel's name that are kept
+_MOST = 60  # kernels of a step that are listed
 
 
 def config_of(model: str, residual: str) -> ConfigDict:
@@ -41,17 +42,20 @@ def compare(runs: Mapping[str, Run], steps: int, repeats: int) -> dict[str, Any]
     repeats: number of samples of each.
 
   Returns:
-    Milliseconds and MFU of each, and the ratio of each other one to `standard`.
+    Milliseconds and MFU of each, on a GPU its kernels, and the ratio of each other one to
+    `standard`.
   """
-  samplers, facts = {}, {}
+  launchers, facts = {}, {}
   for name, run in runs.items():
-    step, facts[name] = _stepper(run)
-    samplers[name] = _sampler(step, steps)
+    launchers[name], facts[name] = _stepper(run)
+  samplers = {name: _sampler(step, steps) for name, step in launchers.items()}
   found = timing.interleaved(samplers, repeats)
   cases = {name: timing.summary(seconds) for name, seconds in found.items()}
   for name, case in cases.items():
     rate = facts[name]["tokens"] / case["median_ms"] * 1e3
     case |= {"tokens_per_second": rate, "mfu": _mfu(facts[name]["flops_per_token"], rate)}
+    if jax.default_backend() == "gpu":
+      case |= _kernels(launchers[name])
   report = {
     "parameters": {name: fact["parameters"] for name, fact in facts.items()},
     "cases": cases,
@@ -63,24 +67,21 @@ def compare(runs: Mapping[str, Run], steps: int, repeats: int) -> dict[str, Any]
   return report
 
 
-def kernels(run: Run, most: int = 30) -> dict[str, Any]:
-  """Returns the kernels of one step that take the longest, as CUPTI sees them.
-
-  Args:
-    run: the run.
-    most: how many kernels are listed.
-  """
-  step, _ = _stepper(run)
-  seen = timing.kernel_times(step)
+def _kernels(step: Callable[[], Any]) -> dict[str, Any]:
+  """Returns the kernels of one step that take the longest, or why CUPTI does not see them."""
+  try:
+    seen = timing.kernel_times(step)
+  except RuntimeError as problem:
+    return {"kernels": [], "no_kernels": str(problem)}
   total, calls, times = sum(ms for _, ms in seen), Counter[str](), defaultdict[str, float](float)
   for name, ms in seen:
     calls[name] += 1
     times[name] += ms
   listed = [
     {"kernel": name[:_NAMED], "calls": calls[name], "ms": ms, "share": ms / total}
-    for name, ms in sorted(times.items(), key=lambda item: item[1], reverse=True)[:most]
+    for name, ms in sorted(times.items(), key=lambda item: item[1], reverse=True)[:_MOST]
   ]
-  return {"step_ms": total, "launches": len(seen), "names": len(times), "kernels": listed}
+  return {"kernel_ms": total, "launches": len(seen), "names": len(times), "kernels": listed}
 
 
 def _mfu(flops_per_token: float, tokens_per_second: float) -> float | None:

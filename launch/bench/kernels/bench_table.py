@@ -76,6 +76,8 @@ def plot(records: Sequence[Record], title: str, path: Path) -> None:
 
 
 def _bars(panel: Axes, records: Sequence[Record]) -> None:
+  # A day on a GPU measures a copy beside each arm: the last one is drawn.
+  records = list({record["arm"]: record for record in records}.values())
   names = [record["arm"] for record in records]
   shares = [100 * record.get("share_of_copy", 0.0) for record in records]
   panel.barh(names, shares, color=OK, height=0.7)

@@ -47,10 +47,9 @@ def test_the_time_of_a_function_is_that_of_its_kernels(cupti):
 
 
 def test_kernels_of_a_step_the_longest_first(cupti, monkeypatch):
-  monkeypatch.setattr(timed_step, "_stepper", lambda run: (counted(cupti), {}))
-  found = timed_step.kernels(None)
+  found = timed_step._kernels(counted(cupti))
   assert found == {
-    "step_ms": 6.0,
+    "kernel_ms": 6.0,
     "launches": 3,
     "names": 2,
     "kernels": [
@@ -58,7 +57,8 @@ def test_kernels_of_a_step_the_longest_first(cupti, monkeypatch):
       {"kernel": "short", "calls": 1, "ms": 1.0, "share": 1 / 6},
     ],
   }
-  assert len(timed_step.kernels(None, most=1)["kernels"]) == 1
+  monkeypatch.setattr(timed_step, "_MOST", 1)
+  assert len(timed_step._kernels(counted(cupti))["kernels"]) == 1
 
 
 def test_cupti_that_sees_nothing_is_an_error(cupti):

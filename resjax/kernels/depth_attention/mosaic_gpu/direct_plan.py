@@ -67,10 +67,13 @@ def _tiles(
   numbers: tuple[int, ...],
   most: int,
 ) -> GpuTiles | None:
-  """Returns tiles for as many programs as have room for rings of `least` rows; None if none has."""
+  """Returns tiles for as many programs as have room for rings of `least` rows; None if none has.
+
+  Rings hold up to two tokens: what is left of the memory is cache.
+  """
   for programs in range(most, 0, -1):
     rows = tiles.fitting_rows(like, summed_rows, numbers, len(least), programs, room)
     if rows >= sum(least):
-      first, *others = tiles.spread(rows, least, (MAX_ROWS,) * len(least), tokens)
+      first, *others = tiles.spread(rows, least, tuple(2 * token for token in tokens), tokens)
       return GpuTiles(first, group, summed_rows, programs, numbers, tuple(others))
   return None
