@@ -182,7 +182,7 @@ def _statistics(logits: Array, targets: Array) -> tuple[Array, Array, Array]:
   return _softmax(logits, targets)[0]
 
 
-def _softmax(logits: Array, targets: Array) -> tuple[tuple[Array, ...], Array, Array]:
+def _softmax(logits: Array, targets: Array) -> tuple[tuple[Array, Array, Array], Array, Array]:
   """Returns what `_statistics` does, the softmax, whose maximum and sum are kept, and the hits."""
   # The target's logit is found by a comparison, not by a gather: V may be split over devices.
   place = targets[..., None]

@@ -71,8 +71,8 @@ def choose_backward(
       for programs in range(min(_BACKWARD_PROGRAMS, tiles.most_programs(like)), 0, -1):
         rows = tiles.fitting_rows(like, _BLOCK_SUMS, numbers, rings, programs, room)
         if rows >= (3 * sum(least) // 2 if programs > 1 else sum(least)):
-          most = 2 * least[0], 2 * num_reads, num_slots
-          sizes = tiles.spread(rows, least, most, (num_slots, num_reads, num_slots))
+          bounds = 2 * least[0], 2 * num_reads, num_slots
+          sizes = tiles.spread(rows, least, bounds, (num_slots, num_reads, num_slots))
           return GpuTiles(sizes[0], group, _BLOCK_SUMS, programs, numbers, sizes[1:])
   numbers = backward_numbers(num_reads, 0)
   rows = tiles.fitting_rows(like, _BLOCK_SUMS, numbers, rings, 1, room)
