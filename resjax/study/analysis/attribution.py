@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 from jax.interpreters import partial_eval
 
 from resjax.base import Array, PyTree
@@ -21,6 +22,10 @@ from resjax.study.analysis.prompts import rows_of
 
 _LINEAR = 1e-5  # the most that the parts may change when the writes do, relative to themselves
 _ROUNDINGS = 30  # how far their sum may be from the logit, in eps times the sum of their sizes
+
+
+# Parts must add up to a logit that another product gives; accelerators round its factors otherwise.
+_exactly = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +157,7 @@ class _Prompt:
   def _logits(self, parameters: PyTree, rows: Rows) -> Array:
     model = nnx.merge(self._graphdef, parameters)
     hidden = model(rows["inputs"], rows["segment_ids"], rows["positions"])[0, self._last]
-    return model.head.astype(jnp.float32) @ hidden.astype(jnp.float32)
+    return _exactly(model.head.astype(jnp.float32), hidden.astype(jnp.float32))
 
   def _by_scale(self, parameters: PyTree, rows: Rows, signs: Array, *scales: Array) -> list[Array]:
     """Returns the derivatives to the scales of writes [P, B, T, D] and heads [L, H]."""
@@ -160,8 +165,8 @@ class _Prompt:
     def logit(of_writes: Array, of_heads: Array) -> Array:
       model = nnx.merge(self._graphdef, parameters)
       hidden = frozen_path.output(model, rows, of_writes, None if self.no_heads else of_heads)
-      towards = signs @ model.head.astype(jnp.float32)
-      return frozen_path.norm(model, hidden[0, self._last]) @ towards
+      towards = _exactly(signs, model.head.astype(jnp.float32))
+      return _exactly(frozen_path.norm(model, hidden[0, self._last]), towards)
 
     return jax.grad(logit, (0, 1))(*scales)
 
@@ -183,10 +188,11 @@ class _Prompt:
     by_write, by_head = self._by_scale(*arguments)
     changed = self._change(*arguments, moved) if may_change else jnp.zeros(())
     model = nnx.merge(self._graphdef, parameters)
+    head = model.head.astype(jnp.float32)
     return {
       "writes": jnp.sum(by_write, axis=(1, 2, 3)),
       "heads": by_head,
-      "bias": frozen_path.norm_bias(model) @ (signs @ model.head.astype(jnp.float32)),
+      "bias": _exactly(frozen_path.norm_bias(model), _exactly(signs, head)),
       "change": changed / jnp.linalg.norm(by_write),
     }
 

@@ -213,13 +213,13 @@ class Lens:
       ids: the candidates [3, B, t].
       head: the output embedding, transposed [D, V].
     """
-    own = jnp.moveaxis(jax.vmap(jax.vmap(self._decoder.logits))(normed, rows), -1, 0)
+    own = jnp.moveaxis(jax.vmap(jax.vmap(self._exact_logits))(normed, rows), -1, 0)
     # The mean of logits is taken of what they are above one of them, which keeps small differences.
     origin = own[CANDIDATES.index("next")]
 
     def words(found: PyTree, head: Array, numbers: Array, new: Array) -> PyTree:
       softmax, above = found
-      logits = self._decoder.logits(normed, head)
+      logits = self._exact_logits(normed, head)
       # A token is not before itself, however its logit was rounded here and above.
       before = [
         jnp.where((logits <= mine[..., None]) | (numbers == token[..., None]) | ~new, 0.0, 1.0)
@@ -242,6 +242,16 @@ class Lens:
         f"{name}_first": (rank == 1).astype(rank.dtype),
       }
     return found
+
+  def _exact_logits(self, normed: Array, head: Array) -> Array:
+    """Returns the logits [..., v] of words whose embeddings are rows of `head` [v, D].
+
+    Accelerators round the factors of large float32 products, and not those of small ones. A token
+    is ranked by its own logit among those of all words, so that both are made without.
+    """
+    exact = "highest" if normed.dtype == jnp.float32 else None
+    with jax.default_matmul_precision(exact):
+      return self._decoder.logits(normed, head)
 
   def _over_vocabulary(self, add: Callable[..., PyTree], start: PyTree, head: Array) -> PyTree:
     """Returns what is found from the whole vocabulary, part by part.

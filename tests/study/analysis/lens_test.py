@@ -12,6 +12,7 @@ from resjax.study.analysis.lens import PER_TOKEN, Lens
 from tests.helpers import decoders, layouts
 
 B, T = 8, 4
+HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
 SHARDED = {"data": 2, "fsdp": 2, "tensor": 2}
 
 
@@ -28,6 +29,36 @@ def found(decoder, hidden, ids, words):
 
   values, kl = jax.device_get(sums(hidden, ids))
   return dict(zip(PER_TOKEN, values.sum(axis=(1, 2)) / (B * T), strict=True)), kl.sum(axis=(1, 2))
+
+
+def products(jaxpr):
+  """Yields the products of a program with everything that it calls."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "dot_general":
+      yield equation
+    for leaf in jax.tree.leaves(equation.params, is_leaf=lambda p: hasattr(p, "eqns")):
+      inner = getattr(leaf, "jaxpr", leaf)
+      if hasattr(inner, "eqns"):
+        yield from products(inner)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", HIGHEST), ("bfloat16", None)])
+def test_a_token_and_all_words_are_multiplied_with_one_precision(dtype, precision):
+  """Which accelerators else choose by the size of a product; rounded factors lose nothing more."""
+  config = decoders.config(vocab_size=32, dtype=dtype)
+  decoder, ids = decoders.decoder(config), jnp.zeros((3, B, T), int)
+
+  def sums(hidden):
+    lens = Lens(decoder, 4, 0)
+    return lens.sums(hidden, lens.inputs(ids, jnp.ones((1, B, T))))
+
+  made = jax.make_jaxpr(sums)(jnp.ones((B, T, config.d_model), dtype))
+  found = [
+    one.params["precision"]
+    for one in products(made.jaxpr)
+    if one.invars[0].aval.dtype == dtype and config.d_model in one.invars[0].aval.shape
+  ]
+  assert found == [precision] * 2
 
 
 @pytest.mark.parametrize("words", [1, 7, 32, 0])
