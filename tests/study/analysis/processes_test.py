@@ -4,9 +4,12 @@ import sys
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from resjax.base.sharding import Layout
 from resjax.study.analysis.alignment import Alignment
+from tests.data.conftest import make_texts
+from tests.helpers import pretrained
 from tests.helpers.alignment_process import ROWS, measured
 from tests.helpers.runs import ends, start_together
 
@@ -20,6 +23,24 @@ def test_two_processes_find_what_one_finds():
     assert code == 0, output
     line = next(line for line in output.splitlines() if line.startswith("json|"))
     check(Alignment.from_json(line.removeprefix("json|")), one)
+
+
+@pytest.mark.slow
+def test_a_tuned_lens_of_two_processes_is_that_of_one(tmp_path):
+  folder, text = pretrained.folder(tmp_path), tmp_path / "text.txt"
+  text.write_text(" ".join(make_texts(100)))
+  flags = ["--what=lens", f"--hf={folder}", f"--data={text}", "--tokens=1024", "--seq_len=32"]
+  flags += ["--batch_size=8", "--steps=2", "--words=16"]
+  found = []
+  for count in (1, 2):
+    out = tmp_path / str(count)
+    command = [sys.executable, "-m", "resjax", "inspect", *flags, f"--out={out}"]
+    for code, output in ends(start_together(count, command)):
+      assert code == 0, output
+    found.append(safetensors.numpy.load_file(out / "lens.safetensors"))
+  assert np.any(found[0]["weights"])
+  for name, values in found[0].items():
+    np.testing.assert_allclose(found[1][name], values, atol=1e-5, err_msg=name)
 
 
 def check(found, one):
