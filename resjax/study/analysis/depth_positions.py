@@ -1,6 +1,6 @@
 """The names of depth positions and the shift in words, and their places along depth."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -84,11 +84,11 @@ def unread_text(alignment: Alignment, shift: Shift | None) -> str:
   """Returns in words for how many layers the lens reads neither token."""
   if shift is None or unclaimed(shift):
     return unclaimed(shift)
-  found, layers = shift.unread, _layers(alignment)
+  found, sites = shift.unread, len(_sites(alignment.positions))
   if found.is_absent:
     return "none"
   lower, at, upper = (
-    "?" if n is None else f"{layers(n):g}" for n in (found.lower, found.index, found.upper)
+    "?" if n is None else f"{n / sites:g}" for n in (found.lower, found.index, found.upper)
   )
   interval = _interval(alignment, shift, f"{lower} to {upper}")
   if found.index is None:
@@ -127,11 +127,6 @@ def _at(alignment: Alignment, index: int | None, nowhere: str) -> str:
   if index is None:
     return nowhere
   return names(alignment.positions)[index].removeprefix("layer ")
-
-
-def _layers(alignment: Alignment) -> Callable[[int], float]:
-  """Returns a function from a number of depth positions to one of layers."""
-  return lambda count: count / len(_sites(alignment.positions))
 
 
 def effect(alignment: Alignment) -> float | None:

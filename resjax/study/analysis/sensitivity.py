@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -115,21 +115,13 @@ class StoredSensitivity:
       one.positions != whole.positions for row in self.alignments for one in row
     ):
       raise ValueError("alignments must have the positions of baseline_alignment")
-    return Sensitivity(
-      self.model,
-      self.corpus,
-      self.num_tokens,
-      self.num_rows,
-      self.residual,
-      self.layers,
-      self.sites,
-      self.alphas,
-      math.nan if self.baseline_loss is None else self.baseline_loss,
-      matrix(self.loss, len(self.layers), len(self.alphas), "loss"),
-      matrix(self.errors, len(self.layers), len(self.alphas), "errors"),
-      matrix(self.slopes, len(self.layers), len(self.sites), "slopes"),
-      matrix(self.slope_errors, len(self.layers), len(self.sites), "slope_errors"),
-      None if whole is None else whole.alignment(),
-      tuple(tuple(one.alignment() for one in row) for row in self.alignments),
-      self.prefix,
-    )
+    of_cuts, of_sites = len(self.alphas), len(self.sites)
+    widths = {"loss": of_cuts, "errors": of_cuts, "slopes": of_sites, "slope_errors": of_sites}
+    fields: dict[str, Any] = vars(self) | {
+      name: matrix(getattr(self, name), len(self.layers), width, name)
+      for name, width in widths.items()
+    }
+    fields["baseline_loss"] = math.nan if self.baseline_loss is None else self.baseline_loss
+    fields["baseline_alignment"] = None if whole is None else whole.alignment()
+    fields["alignments"] = tuple(tuple(one.alignment() for one in row) for row in self.alignments)
+    return Sensitivity(**fields)

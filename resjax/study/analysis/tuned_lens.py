@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -264,17 +264,13 @@ class _Meter:
     # one program read memory that nothing has written, where the model has no final norm.
     before = self.rows(jax.tree.map(jnp.zeros_like, maps), batches)
     plain, tuned = _totals(before), _totals(self.rows(maps, batches), before)
-    kl, nats = ((plain[name], tuned[name]) for name in ("kl", "nats"))
-    return Comparison(
-      int(tuned["kl"].tokens),
-      int(tuned["kl"].rows),
-      np.stack([one.mean() for one in kl]),
-      np.stack([one.mean() for one in nats]),
-      np.stack([one.standard_error() for one in kl]),
-      np.stack([one.standard_error() for one in nats]),
-      tuned["gain"].mean(),
-      tuned["gain"].standard_error(),
-    )
+    both: dict[str, Any] = {
+      f"{name}{ending}": np.stack([statistic(one[name]) for one in (plain, tuned)])
+      for name in ("kl", "nats")
+      for ending, statistic in (("", RowSums.mean), ("_errors", RowSums.standard_error))
+    }
+    gain, counts = tuned["gain"], (int(tuned["gain"].tokens), int(tuned["gain"].rows))
+    return Comparison(*counts, gain=gain.mean(), gain_errors=gain.standard_error(), **both)
 
 
 _Rows = dict[str, np.ndarray]  # the sums of the rows of a batch, by metric

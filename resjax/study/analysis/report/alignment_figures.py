@@ -192,28 +192,24 @@ def figure(alignment: Alignment, trajectory: Trajectory, reading: str) -> Figure
     depth_positions.subtitle(alignment, group),
     note=depth_positions.marks(alignment, shift),
   )
-  x, chosen = depth_positions.places(alignment), []
-  for curve in trajectory.curves:
-    y, ends = curve.value(group.metrics[curve.metric]), _ends(curve, group, alignment)
-    chosen.append(Line(curve.label, x, y, curve.style, curve.hollow, ends))
+  chosen = [_line(curve, alignment, group) for curve in trajectory.curves]
   if trajectory.control and "shuffled" in alignment.readings[reading]:
-    last, control = trajectory.curves[-1], alignment.readings[reading]["shuffled"]
-    y = last.value(control.metrics[last.metric])
-    chosen.append(Line("random token", x, y, _CONTROL, True, _ends(last, control, alignment)))
+    last = _line(trajectory.curves[-1], alignment, alignment.readings[reading]["shuffled"])
+    chosen.append(dataclasses.replace(last, label="random token", style=_CONTROL, hollow=True))
   panels.layer_axis(axes, depth_positions.num_layers(alignment))
-  axes.set_ylabel(trajectory.unit)
-  panels.draw_lines(axes, chosen, trajectory.setup)
+  panels.draw_lines(axes, chosen, trajectory.unit, trajectory.setup)
   panels.draw_shift(axes, alignment, shift)
   return made
 
 
-def _ends(curve: Curve, group: Group, alignment: Alignment) -> tuple[np.ndarray, np.ndarray] | None:
-  """Returns the ends of the 95% intervals of the means of a curve, by their standard errors."""
-  if curve.metric not in group.standard_errors:
-    return None
-  mean, error = group.metrics[curve.metric], group.standard_errors[curve.metric]
-  half = t_quantile(alignment.num_rows - 1) * error
-  return curve.value(mean - half), curve.value(mean + half)
+def _line(curve: Curve, alignment: Alignment, group: Group) -> Line:
+  """Returns a curve of a group of tokens over the layers, with a band of 95% intervals."""
+  mean, error = group.metrics[curve.metric], group.standard_errors.get(curve.metric)
+  x, ends = depth_positions.places(alignment), None
+  if error is not None:
+    half = t_quantile(alignment.num_rows - 1) * error
+    ends = curve.value(mean - half), curve.value(mean + half)
+  return Line(curve.label, x, curve.value(mean), curve.style, curve.hollow, ends)
 
 
 def compared_curves() -> Iterator[tuple[str, Trajectory, Curve]]:
@@ -231,12 +227,16 @@ def overlay(
   made, axes = panels.panel(f"{trajectory.title}: {curve.label}", _common(alignments, groups))
   chosen = []
   for style, (alignment, group) in enumerate(zip(alignments, groups, strict=True)):
-    x = depth_positions.places(alignment) / depth_positions.num_layers(alignment)
-    y, ends = curve.value(group.metrics[curve.metric]), _ends(curve, group, alignment)
-    chosen.append(Line(alignment.model, x, y, style, ends=ends))
+    line, depth = _line(curve, alignment, group), depth_positions.num_layers(alignment)
+    changes: dict[str, Any] = {
+      "label": alignment.model,
+      "x": line.x / depth,
+      "style": style,
+      "hollow": False,
+    }
+    chosen.append(dataclasses.replace(line, **changes))
   panels.relative_axis(axes)
-  axes.set_ylabel(trajectory.unit)
-  panels.draw_lines(axes, chosen, trajectory.setup)
+  panels.draw_lines(axes, chosen, trajectory.unit, trajectory.setup)
   for line, alignment in zip(chosen, alignments, strict=True):
     shift = depth_positions.shift_of(alignment, reading=reading)
     at = None if shift is None else shift.emergence.index
@@ -293,13 +293,12 @@ def group_ranks(alignment: Alignment, reading: str) -> Figure:
   made, axes = panels.panel(
     "Rank of the next token by group", depth_positions.subtitle(alignment, groups["all"])
   )
-  x, chosen, rank = depth_positions.places(alignment), [], trajectory.curves[-1]
+  chosen = []
   for style, name in enumerate(_RANK_GROUPS):
-    y = rank.value(groups[name].metrics[rank.metric])
-    chosen.append(Line(_LABELS[name], x, y, style, ends=_ends(rank, groups[name], alignment)))
+    line = _line(trajectory.curves[-1], alignment, groups[name])
+    chosen.append(dataclasses.replace(line, label=_LABELS[name], style=style))
   panels.layer_axis(axes, depth_positions.num_layers(alignment))
-  axes.set_ylabel(trajectory.unit)
-  panels.draw_lines(axes, chosen, trajectory.setup)
+  panels.draw_lines(axes, chosen, trajectory.unit, trajectory.setup)
   return made
 
 

@@ -89,11 +89,14 @@ def panel(
   return figure, axes
 
 
-def draw_lines(axes: Axes, lines: Sequence[Line], setup: Callable[[Axes], object]) -> None:
+def draw_lines(
+  axes: Axes, lines: Sequence[Line], unit: str, setup: Callable[[Axes], object]
+) -> None:
   """Draws lines, each with its label at its end, in axes whose horizontal limits are set.
 
-  The function `setup` sets the scale and the limits of the vertical axis.
+  The vertical axis has the label `unit`, and the function `setup` sets its scale and its limits.
   """
+  axes.set_ylabel(unit)
   axes.grid(axis="y", alpha=0.25)
   for line in lines:
     style = STYLES[line.style % len(STYLES)]

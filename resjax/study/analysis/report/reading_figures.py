@@ -34,8 +34,7 @@ def lens(found: Comparison, positions: Sequence[DepthPosition], subtitle: str) -
     ends = np.maximum(mean - half, 0), mean + half
     lines.append(Line(label, x, mean, style, ends=ends))
   panels.layer_axis(axes, positions[-1].layer + 1)
-  axes.set_ylabel("KL to the end (nats per token)")
-  panels.draw_lines(axes, lines, _kl_axis)
+  panels.draw_lines(axes, lines, "KL to the end (nats per token)", _kl_axis)
   return made
 
 

@@ -1,5 +1,7 @@
 """Figures of a sensitivity: the loss and the shift of a model when its residual path is cut."""
 
+import functools
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,24 +21,19 @@ def loss_curves(found: Sensitivity, alignment: Alignment) -> Figure:
 
   The alignment is that of the same model, whose shift the figure marks.
   """
-  subtitle = f"{found.model}  |  {found.corpus}  |  n = {found.num_tokens:,} tokens"
-  note = (
-    f"{' and '.join(found.sites)} cut; uncut: {found.baseline_loss:.4f} nats per token; bands: 95 %"
+  note = f"uncut: {found.baseline_loss:.4f} nats per token; bands: 95 %"
+  made, axes = _panel(
+    found, "Loss when a layer is cut", note, depth_positions.num_layers(alignment)
   )
-  made, axes = panels.panel("Loss when a layer is cut", subtitle, note=note)
   x = np.array(found.layers) + 1.0  # The places where the layers end.
   above = np.where(np.isfinite(found.loss), found.loss - found.baseline_loss, np.nan)
-  labels = [f"alpha {alpha:g}" for alpha in found.alphas]
   half = t_quantile(found.num_rows - 1) * found.errors
   ends = [above - half, above + half]
   chosen = [
-    Line(label, x, above[:, i], i, ends=(ends[0][:, i], ends[1][:, i]))
-    for i, label in enumerate(labels)
+    Line(f"alpha {alpha:g}", x, above[:, i], i, ends=(ends[0][:, i], ends[1][:, i]))
+    for i, alpha in enumerate(found.alphas)
   ]
-  panels.layer_axis(axes, depth_positions.num_layers(alignment))
-  axes.set_xlabel("layer that is cut")
-  axes.set_ylabel("loss above uncut (nats per token)")
-  panels.draw_lines(axes, chosen, _setup)
+  panels.draw_lines(axes, chosen, "loss above uncut (nats per token)", _setup)
   panels.draw_shift(axes, alignment, depth_positions.shift_of(alignment))
   return made
 
@@ -49,21 +46,25 @@ def emergence_curves(found: Sensitivity) -> Figure | None:
   whole = found.baseline_alignment
   if whole is None:
     return None
-  subtitle = f"{found.model}  |  {found.corpus}  |  n = {found.num_tokens:,} tokens"
   uncut = depth_positions.emergence_text(whole, depth_positions.shift_of(whole))
-  note = f"{' and '.join(found.sites)} cut; uncut: {uncut}"
-  made, axes = panels.panel("Emergence when a layer is cut", subtitle, note=note)
+  depth = depth_positions.num_layers(whole)
+  made, axes = _panel(found, "Emergence when a layer is cut", f"uncut: {uncut}", depth)
   x = np.array(found.layers) + 1.0
   heights = np.array([[_height(one) for one in row] for row in found.alignments])
-  labels = [f"alpha {alpha:g}" for alpha in found.alphas]
-  chosen = [Line(label, x, heights[:, i], i) for i, label in enumerate(labels)]
-  chosen.append(Line("uncut", x, np.full(len(x), _height(whole)), len(labels), hollow=True))
-  depth = depth_positions.num_layers(whole)
+  chosen = [Line(f"alpha {alpha:g}", x, heights[:, i], i) for i, alpha in enumerate(found.alphas)]
+  chosen.append(Line("uncut", x, np.full(len(x), _height(whole)), len(chosen), hollow=True))
+  setup = functools.partial(panels.layer_heights, layers=depth)
+  panels.draw_lines(axes, chosen, "next token emerges after layer", setup)
+  return made
+
+
+def _panel(found: Sensitivity, title: str, note: str, depth: int) -> tuple[Figure, Axes]:
+  """Returns an empty panel over the layer that is cut."""
+  subtitle = f"{found.model}  |  {found.corpus}  |  n = {found.num_tokens:,} tokens"
+  made, axes = panels.panel(title, subtitle, note=f"{' and '.join(found.sites)} cut; {note}")
   panels.layer_axis(axes, depth)
   axes.set_xlabel("layer that is cut")
-  axes.set_ylabel("next token emerges after layer")
-  panels.draw_lines(axes, chosen, lambda axes: panels.layer_heights(axes, depth))
-  return made
+  return made, axes
 
 
 def _height(alignment: Alignment) -> float:

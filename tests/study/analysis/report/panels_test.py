@@ -86,7 +86,7 @@ def test_every_line_has_its_label_within_the_figure():
   drawn.append(Line("ends early", x, np.array([1, 2, np.nan, np.nan]), 5))
   drawn.append(Line("a name of several lines: this one", x, x * 0 + 1.05, 5))
   drawn.append(Line("nothing", x, np.full(4, np.nan), 6))
-  panels.draw_lines(axes, drawn, lambda axes: axes.set_ylim(0, 3))
+  panels.draw_lines(axes, drawn, "unit", lambda axes: axes.set_ylim(0, 3))
   FigureCanvasAgg(figure).draw()
   texts = {text.get_text().replace("\n", " ") for text in axes.texts}
   assert texts == {line.label for line in drawn} - {"nothing"}
