@@ -9,6 +9,7 @@ and NAME what docs/findings/statements.py says. A mark does not begin a line, wh
 of the whole line, unless it stands alone there, above a table; behind a backtick it is none.
 """
 
+import difflib
 import pathlib
 import re
 import sys
@@ -63,8 +64,8 @@ def main(*arguments: str) -> int:
       raise ValueError(f"{path}: {error}") from None
     if wanted == page:
       continue
-    lines = zip(page.splitlines(), wanted.splitlines(), strict=False)
-    print(f"{path}:", *(f"  {new}" for old, new in lines if old != new), sep="\n")
+    lines = difflib.ndiff(page.splitlines(), wanted.splitlines())
+    print(f"{path}:", *(line for line in lines if line.startswith("+ ")), sep="\n")
     if "--check" in arguments:
       status = 1
     else:

@@ -7,6 +7,7 @@ import pytest
 
 from resjax.data.eval_text import measured_text
 from resjax.data.tokenizer import ByteTokenizer
+from resjax.models import loss_sums
 from resjax.study.analysis.first_order import slopes
 from resjax.study.analysis.path_intervention import attenuate
 from tests.data.conftest import make_texts
@@ -37,6 +38,16 @@ def test_equal_finite_differences(residual):
     want = (losses[1] - losses[0]) / (2 * step)
     np.testing.assert_allclose(found[layer, site], want, rtol=2e-2, atol=2e-4)
   assert errors.shape == found.shape and (errors > 0).all()
+
+
+def test_sums_by_row_add_up_to_those_of_the_batch():
+  decoder, batch = decoders.drawn(decoders.config("llama", **SIZES)), text(64, 4).batches[0]
+  batch = {**batch, "bytes": np.arange(4)}
+  hidden = decoder(batch["inputs"], batch["segment_ids"], batch["positions"])
+  found, whole = (loss_sums(decoder, hidden, batch, 8, by_row=by_row) for by_row in (True, False))
+  np.testing.assert_array_equal(found.bytes, np.arange(4))
+  for name, values in vars(whole).items():
+    np.testing.assert_allclose(getattr(found, name).sum(), values, rtol=1e-6, err_msg=name)
 
 
 def test_errors_are_those_of_the_rows_own_slopes():
