@@ -7,8 +7,9 @@ whoever reads the config.json refuses or ignores by name.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
+import msgspec
 import numpy as np
 
 from resjax.base import typed_json
@@ -55,12 +56,13 @@ _LOW, _HIGH = 1.0, 4.0  # factors of the scaling of Llama 3.1 in all models that
 # The layers of the 27B models, whose queries are scaled by D / H and not by the width of a head.
 _OF_27B = {"gemma2": 46, "gemma3": 62}
 ENDS = ("eos", "eot", "eom")  # what ends a text, a turn and a message: all of them end texts
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e30)]
 # The types of the values that are compared or computed with here.
 _Types = TypedDict(
   "_Types",
   {
     "general.architecture": str, "split.count": int, "split.no": int, "attention.key_length": int,
-    "attention.scale": float, "rope.freq_base": float, "rope.scale_linear": float,
+    "attention.scale": float, "rope.freq_base": _Positive, "rope.scale_linear": float,
   },
   total=False,
 )  # fmt: skip

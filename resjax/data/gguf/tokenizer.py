@@ -149,7 +149,8 @@ def _byte_level(
   try:
     bpe = models.BPE(ids, merges, ignore_merges=cut in _WHOLE_WORDS)
   except Exception as error:  # The library raises Exception itself.
-    raise ValueError(f"{place}: {_PREFIX}merges do not fit the tokens: {error}") from None
+    said = " ".join(str(error).split())  # a token that it names may be a line break
+    raise ValueError(f"{place}: {_PREFIX}merges do not fit the tokens: {said}") from None
   model = tokenizers.Tokenizer(bpe)
   by_rule = _CUTS[cut] in (_GPT2, _DIGITS)
   steps: list[pre_tokenizers.PreTokenizer] = [

@@ -257,6 +257,11 @@ def nested(depth):
       written("gemma2", gemma2__attention__scale="a"),
       "Expected float, got str - at .*attention.scale",
     ),
+    (written(llama__rope__freq_base=-1.0), r"Expected float > 0.0 - at .*rope.freq_base"),
+    (
+      written(words="gpt2", tokenizer__ggml__merges=["\n t"]),
+      "merges do not fit the tokens: .*Token ` ?` out of vocabulary",
+    ),
     (written(llama__block_count=4000), r"model.gguf has 4,000 layers, its model \d+ tensors"),
     (written(tokenizer__ggml__eot_token_id=99), "eot_token_id=99 is no token; allowed: 0..60"),
     (written(tokenizer__ggml__scores=["a"]), r"tokenizer.ggml.\*: scores\[0\] is 'a': expected"),
