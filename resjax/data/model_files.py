@@ -96,9 +96,9 @@ class Folder(ModelFiles):
       return f"{said}; give a GGUF file itself, such as {inside[0]}"
     if self.place.is_dir():
       return said
-    parent = self.place.parent
-    asked = HubName.of(str(self.place)) is None or not parent.is_dir()
-    return f"{said}: it is not here{'' if asked else f', as the folder {parent} is'}; {_ALLOWED}"
+    why = f"; the folder {self.place.parent} is, so that the hub is not asked"
+    local = HubName.of(str(self.place)) and self.place.parent.is_dir()
+    return f"{said}: it is not here{why if local else ''}; {_ALLOWED}"
 
 
 class OfGguf(ModelFiles):

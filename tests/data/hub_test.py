@@ -147,7 +147,9 @@ def test_a_mistyped_path_asks_no_server(tmp_path, monkeypatch):
     assert model_files.title(named) == pathlib.Path(named).name.removesuffix(".gguf")
     with pytest.raises(ValueError, match=r"has no config.json: it is not here.*; give a folder"):
       model_files.find(named).json("config.json", dict)
-  with pytest.raises(ValueError, match="it is not here, as the folder runs is; give"):
+  with pytest.raises(
+    ValueError, match="not here; the folder runs is, so that the hub is not asked; give"
+  ):
     huggingface.load("runs/tinny")
   assert model_files.is_one("other/model")
 
