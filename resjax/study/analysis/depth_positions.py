@@ -164,7 +164,7 @@ def cells(alignment: Alignment, shift: Shift | None) -> list[str]:
 def marks(alignment: Alignment, shift: Shift | None) -> str:
   """Returns what the marks of a shift in a figure say: the note below it."""
   if shift is None or unclaimed(shift):
-    return unclaimed(shift)
+    return _told(alignment, shift)[0]
   return (
     f"dashed: input token lost, {departure_text(alignment, shift)}; line: next token emerges, "
     f"{emergence_text(alignment, shift)}; hatched: neither is read (by {MAIN})"
@@ -174,7 +174,7 @@ def marks(alignment: Alignment, shift: Shift | None) -> str:
 def _told(alignment: Alignment, shift: Shift | None) -> list[str]:
   """Returns the parts of a sentence about a shift."""
   if shift is None or unclaimed(shift):
-    return [emergence_text(alignment, shift)]
+    return [_clause("the next token emerges", emergence_text(alignment, shift))]
   lost, emerges = departure_text(alignment, shift), emergence_text(alignment, shift)
   ends = _clause("the next token emerges", emerges)
   told = [
@@ -194,7 +194,9 @@ def _told(alignment: Alignment, shift: Shift | None) -> list[str]:
 
 
 def _clause(event: str, where: str) -> str:
-  """Returns an event with its place as a clause of a sentence."""
+  """Returns an event with its place as a clause of a sentence; `no shift` is one of itself."""
+  if where.startswith("no "):
+    return where
   return f"where {event} is {where}" if where.startswith("not") else f"{event} {where}"
 
 

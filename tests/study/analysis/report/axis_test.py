@@ -78,6 +78,13 @@ def test_a_next_token_that_is_perhaps_known_has_no_shift_that_is_told():
   *others, emerges, _, drawn = told(emergence=UNDECIDED)
   assert others == ["not localised"] * 3 and drawn == ["not localised"]
   assert emerges == "not localised (95%: 1 to nowhere)"
+  for found, words in (
+    (ABSENT, "no shift"),
+    (UNDECIDED, "where the next token emerges is not localised (95%: 1 to nowhere)"),
+  ):
+    given = alignment(sites=("mlp",))
+    shift = dataclasses.replace(depth_positions.shift_of(given), emergence=found)
+    assert depth_positions.marks(given, shift) == words
 
 
 @pytest.mark.parametrize(
