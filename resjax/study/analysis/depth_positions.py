@@ -178,9 +178,7 @@ def _told(alignment: Alignment, shift: Shift | None) -> list[str]:
   lost, emerges = departure_text(alignment, shift), emergence_text(alignment, shift)
   ends = _clause("the next token emerges", emerges)
   told = [
-    f"the input token is {lost}"
-    if lost.startswith("read")
-    else _clause("the input token is lost", lost),
+    _clause("the input token is" + " lost" * (not lost.startswith("read")), lost),
     f"{ends} of {num_layers(alignment)}, 10 to 90% of it after {width_text(alignment, shift)}",
   ]
   if shift.unread.index:
