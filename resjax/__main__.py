@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from resjax.base import __version__, extras
-from resjax.cli import interrupts, shipped
+from resjax.cli import interrupts, kept_programs, shipped
 from resjax.cli.shipped import completion
 
 COMMANDS = {
@@ -42,6 +42,7 @@ COMMANDS = {
     "completion": "what bash or zsh reads to complete all this",
   },
 }
+_HELP = {"-h", "-help", "--help"}
 _NAMES = [name for group in COMMANDS.values() for name in group]
 # Commands of the package `launch`, by their modules there.
 _LAUNCHERS = {name: f"launch.{name}.__main__" for name in ("bench", "tpu", "gke", "slurm", "local")}
@@ -67,7 +68,7 @@ def main() -> None:
 
 def _complete(words: list[str]) -> None:
   """Prints the completion script of a shell."""
-  if {"-h", "-help", "--help"} & set(words):
+  if _HELP & set(words):
     _print("source <(resjax completion bash)    completes commands, flags and configs; or zsh")
     return
   try:
@@ -85,6 +86,8 @@ def _run(name: str, words: list[str]) -> None:
   if name in _LAUNCHERS:
     shipped.make_launchers_importable()
     module = _LAUNCHERS[name]
+  elif not _HELP & set(words):  # and benchmarks compile anew
+    kept_programs.keep(os.environ)
   try:
     found = find_spec(module)
   except ModuleNotFoundError:

@@ -4,6 +4,7 @@ from . import commands as commands
 from . import errors as errors
 from . import help_text as help_text
 from . import interrupts as interrupts
+from . import kept_programs as kept_programs
 from . import model_flags as model_flags
 from . import outside as outside
 from . import shipped as shipped

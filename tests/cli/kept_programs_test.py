@@ -1,0 +1,60 @@
+"""Where compiled programs are kept from one command to the next."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from resjax.cli import kept_programs
+
+FOLDER = "JAX_COMPILATION_CACHE_DIR"
+
+
+def test_a_folder_of_the_user_is_named_once_and_bounded(tmp_path, capsys):
+  first, second = {"XDG_CACHE_HOME": str(tmp_path)}, {"XDG_CACHE_HOME": str(tmp_path)}
+  kept_programs.keep(first)
+  (folder,) = (tmp_path / "resjax").iterdir()
+  told = f"keeping compiled programs in {folder}, at most 1 GiB; JAX_ENABLE_COMPILATION_CACHE=0"
+  assert capsys.readouterr().err == f"{told} keeps none\n"
+  kept_programs.keep(second)
+  assert first == second and first[FOLDER] == str(folder)
+  assert first["JAX_COMPILATION_CACHE_MAX_SIZE"] == str(2**30)
+  assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", [FOLDER, "JAX_ENABLE_COMPILATION_CACHE"])
+def test_what_somebody_has_said_stays(tmp_path, name):
+  environment = {"XDG_CACHE_HOME": str(tmp_path), name: "0"}
+  kept_programs.keep(environment)
+  assert environment == {"XDG_CACHE_HOME": str(tmp_path), name: "0"}
+  assert not list(tmp_path.iterdir())
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(tmp_path):
+  (tmp_path / "resjax").write_text("a file, not a folder")
+  environment = {"XDG_CACHE_HOME": str(tmp_path)}
+  kept_programs.keep(environment)
+  assert environment == {"XDG_CACHE_HOME": str(tmp_path)}
+
+
+def test_a_command_keeps_what_it_compiles_and_help_makes_no_folder(tmp_path):
+  code = "import jax, os; jax.jit(lambda x: x + 1)(1.0); print(os.environ['" + FOLDER + "'])"
+  names = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+  env = names | {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path)}
+
+  def resjax(*words):
+    command = [sys.executable, "-m", "resjax", *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+  assert resjax("report", "--help").returncode == 0
+  assert not list(tmp_path.iterdir())
+  assert resjax("report", str(tmp_path / "none")).stderr.startswith("keeping compiled programs in ")
+  (folder,) = (tmp_path / "resjax").iterdir()
+  limits = {FOLDER: str(folder), "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30)}
+  limits |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+  done = subprocess.run(
+    [sys.executable, "-c", code], env=env | limits, capture_output=True, text=True, timeout=120
+  )
+  assert done.returncode == 0, done.stderr
+  assert list(folder.glob("*-cache"))
