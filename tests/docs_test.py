@@ -4,13 +4,11 @@ import configparser
 import json
 import re
 import shutil
-from unittest import mock
 
 import jax
 import pytest
 
 from configs import tiny
-from resjax.study.analysis import plots
 from tests.data.conftest import make_texts, write_folder
 from tests.helpers import cheap_forms, doc_commands, gguf_files, ladders, pretrained, trained
 from tests.helpers.fakes import ROOT, FakeTools
@@ -133,7 +131,5 @@ def test_every_extra_is_explained():
   "page", [page for page in PAGES if doc_commands.script(page)], ids=lambda page: page.stem
 )
 def test_commands_run(page, calls, folder):
-  # Three files of each of some hundred figures take a third of the time.
-  with mock.patch.object(plots, "KINDS", {"svg": plots.KINDS["svg"]}):
-    for words in calls[page]:
-      cheap_forms.run(words, folder, num_devices=32 if page.stem == "sharding" else 1)
+  for words in calls[page]:
+    cheap_forms.run(words, folder, num_devices=32 if page.stem == "sharding" else 1)

@@ -29,6 +29,9 @@ _HELP = {"-h", "--h", "-help", "--help", "-helpshort", "--helpshort"}
 _PIPE_CODE = 141  # the exit code that shells give a command whose reader has gone: 128 + SIGPIPE
 _INTERRUPTED = "interrupted; the same command goes on where it can"
 
+_FIGURES = flags.DEFINE_multi_enum(
+  "figures", None, ["png", "svg", "pdf"], "Kinds of files of figures; default: png."
+)
 _DEBUG = flags.DEFINE_bool("debug", False, "Errors are reported with their traceback.")
 _CHECK = flags.DEFINE_bool(
   "check_flags", False, "Only parse the command line; nothing is said where it is right."
@@ -93,6 +96,8 @@ def run(
     if len(argv) > 1 and not takes_words:
       raise ValueError(f"unexpected argument {argv[1]!r}; {_looks()}")
     outside.import_all()
+    if _FIGURES.value:
+      os.environ["RESJAX_FIGURES"] = ",".join(_FIGURES.value)  # `WANTED` of plots.py
     if _CHECK.value:
       if "config" in flags.FLAGS:
         config_value(flags.FlagHolder(flags.FLAGS, flags.FLAGS["config"]))

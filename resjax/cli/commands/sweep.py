@@ -12,12 +12,12 @@ paired differences with intervals (docs/comparisons.md). `PLAN` in the file stat
 and seeds, and how learning rates are tuned.
 
 The tables are written there as results.json and results.csv, and the plots as sweep, differences
-and curves, each a PNG, an SVG and a PDF file. Finished runs are not repeated, and stopped runs go
-on. A failed run does not end the sweep: the table says why it failed, and the exit code is 1. With
---print_commands a scheduler can run the sweep: it prints one command per run, which may run in any
-order on any machine that sees the folder; --collect then makes tables and plots. With --together=N
-up to N runs that differ in seeds or learning rate alone train in one program, which small models
-need to keep a GPU busy.
+and curves, PNG files unless --figures says others. Finished runs are not repeated, and stopped runs
+go on. A failed run does not end the sweep: the table says why it failed, and the exit code is 1.
+With --print_commands a scheduler can run the sweep: it prints one command per run, which may run in
+any order on any machine that sees the folder; --collect then makes tables and plots. With
+--together=N up to N runs that differ in seeds or learning rate alone train in one program, which
+small models need to keep a GPU busy.
 """
 
 import functools

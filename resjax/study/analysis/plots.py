@@ -1,6 +1,7 @@
-"""Plots of runs and of sweeps, as PNG, SVG and PDF files."""
+"""Plots of runs and of sweeps, as PNG files, and as SVG and PDF where they are asked for."""
 
 import io
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,9 @@ KINDS: dict[str, dict[str, Any]] = {
   "svg": {"Date": None},
   "pdf": {"CreationDate": None},
 }
+# The variable that names the kinds to write, by commas: --figures of a command, also for the
+# processes that it starts.
+WANTED = "RESJAX_FIGURES"
 
 FINAL = "validation loss at the end\n(bits per byte)"
 
@@ -196,17 +200,19 @@ def set_title(figure: Figure, title: str) -> None:
 
 
 def save(figure: Figure, path: Location, *, titles: bool = False, keep: bool = False) -> None:
-  """Writes a figure as PNG with 200 dots per inch, SVG and PDF, without a display.
+  """Writes a figure as PNG with 200 dots per inch, or in the kinds that are asked for.
+
+  No display is needed.
 
   Args:
     figure: the figure; its texts with the gid `TITLE` are shown with `titles` alone.
-    path: the place of the PNG file, beside which the others stand; links there are replaced.
+    path: the place of the PNG file, beside which others stand; links there are replaced.
     titles: whether the title is part of the figure.
     keep: whether existing files are left unchanged.
   """
   if not titles:
     hide_title(figure)
-  for kind in KINDS:
+  for kind in os.environ.get(WANTED, "png").split(","):
     file = path.with_suffix(f".{kind}")
     if not (keep and file.exists()):
       locations.write_bytes(file, render(figure, kind))

@@ -1,7 +1,9 @@
 """Plots of sweeps, read back from the figures that are saved."""
 
 import itertools
+import os
 import resource
+from unittest import mock
 
 import matplotlib.image
 import pytest
@@ -32,8 +34,9 @@ def _results(values):
 
 
 def _assert_files(figure, folder):
-  """Saves a figure, whose PNG file has 200 dots per inch."""
-  plots.save(figure, folder / "a.png")
+  """Saves a figure as all kinds of file; the PNG file has 200 dots per inch."""
+  with mock.patch.dict(os.environ, {plots.WANTED: "png,svg,pdf"}):
+    plots.save(figure, folder / "a.png")
   for ending, start in {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF"}.items():
     content = (folder / f"a.{ending}").read_bytes()
     assert content.startswith(start) and len(content) > 5000

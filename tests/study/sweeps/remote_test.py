@@ -25,6 +25,4 @@ def test_runs_have_folders_there_and_results_arrive(bucket):
   assert [r["name"] for r in json.loads(as_json.read_text())["runs"]] == ["a", "b"]
   rows = list(csv.DictReader(io.StringIO(as_csv.read_text())))
   assert [row["bits_per_byte"] for row in rows] == ["2.5", "2.5"]
-  starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
-  for ending, start in starts.items():
-    assert (folder / f"sweep.{ending}").read_bytes().startswith(start)
+  assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")

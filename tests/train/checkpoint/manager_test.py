@@ -14,6 +14,7 @@ import pytest
 
 from configs import tiny
 from resjax.base import manifest
+from resjax.base.processes import agreement
 from resjax.models.model_def import ModelDef
 from resjax.train import experiment, optim
 from resjax.train.checkpoint.manager import Checkpoints
@@ -130,6 +131,17 @@ def test_what_a_killed_process_left_is_no_checkpoint_and_is_removed(tmp_path):
     assert_restores(checkpoints, 5)
     checkpoints.save(6, small_state(6), numbers())
   assert saved_steps(tmp_path) == [5, 6]
+
+
+def test_another_process_that_dies_in_a_save_is_no_full_disk(tmp_path, monkeypatch):
+  fill(tmp_path, 5)
+  gone = RuntimeError("Gloo AllGather failed: Connection reset by peer")
+  monkeypatch.setattr(agreement, "active", lambda: True)
+  monkeypatch.setattr(manifest, "write", mock.Mock(side_effect=gone))
+  with opened(tmp_path) as checkpoints:
+    checkpoints.save(6, small_state(6), numbers())
+    with pytest.raises(RuntimeError, match=r"^Gloo AllGather failed: Connection reset by peer$"):
+      checkpoints.wait()
 
 
 def test_a_failed_save_is_no_checkpoint_and_the_next_one_works(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ _MEANING = (
   "that of the random token in 95% of the resamples, and what may lie anywhere in half of the "
   "depth is <em>not localised</em>. The numbers have the same by log-rank, cosine and "
   "projection.</p>\n"
-  f'<p>The folder <a href="{PLOTS}">{PLOTS}</a> has these figures as PNG, SVG and PDF files, and '
+  f'<p>The folder <a href="{PLOTS}">{PLOTS}</a> has these figures as files, and '
   f'<a href="{NUMBERS}">{NUMBERS}</a> has all numbers.</p>'
 )
 
