@@ -50,6 +50,7 @@ FLOWS = {
   "rezero": Flow(write="+ α f"),
   "layerscale": Flow(write="+ λ ⊙ f"),
   "deepnorm": Flow(carry="× α", write="+, then LN", norm=False),
+  "lns": Flow(read="norm(x) / √ℓ", norm=False),
   "x0_residual": Flow(("x", "x₀"), ("x*", "x₀"), read="λ x + μ x₀"),
   "unet_skips": Flow(("x", "mirrored x"), ("x*", "mirrored x"), read="x + w · mirrored"),
   "laurel": Flow(

@@ -46,6 +46,7 @@ from .systems.hyper_connections import HyperConnections as HyperConnections
 from .systems.independent_hc import IndependentHC as IndependentHC
 from .systems.laurel import Laurel as Laurel
 from .systems.layerscale import LayerScale as LayerScale
+from .systems.lns import LNS as LNS
 from .systems.mhc import MHC as MHC
 from .systems.mhc import SinkhornGates as SinkhornGates
 from .systems.mhc_lite import MHCLite as MHCLite

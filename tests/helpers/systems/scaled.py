@@ -1,7 +1,8 @@
-"""Scaled, gated and post-norm residuals: ReZero, LayerScale, Highway, DeepNorm."""
+"""Scaled, gated and post-norm residuals: ReZero, LayerScale, Highway, DeepNorm, LNS."""
 
 import numpy as np
 
+from tests.helpers.reference import rms
 from tests.helpers.systems.common import Case, Costs, D, num_layers, sigmoid, sublayers
 
 
@@ -39,7 +40,17 @@ def deepnorm(params, weights, x, sites, *, alpha=0.0, eps=1e-5):
   return x
 
 
-EQUATIONS = {"rezero": rezero, "layerscale": layerscale, "highway": highway, "deepnorm": deepnorm}
+def lns(params, weights, x, sites, *, eps=1e-6):
+  """h = LayerNorm(x) / sqrt(l) for both sublayers of layer l = 1, 2, ..."""
+  for layer, index, run in sublayers(weights, sites, pre_norm=False):
+    h = np.power(layer + 1, -0.5) * (rms(x, eps) * params["gain"][layer, index])
+    x = x + run(h)[1]
+  return x
+
+
+EQUATIONS = {
+  "rezero": rezero, "layerscale": layerscale, "highway": highway, "deepnorm": deepnorm, "lns": lns,
+}  # fmt: skip
 
 CASES = (
   Case("rezero", learns_at_init=("alpha",)),
@@ -50,6 +61,8 @@ CASES = (
   Case("highway", {"granularity": "token", "bias_init": -3.0}, learns_at_init=("weight", "bias")),
   Case("deepnorm", learns_at_init=("norm_scale", "norm_bias")),
   Case("deepnorm", {"alpha": 1.0, "eps": 0.1}, learns_at_init=("norm_scale", "norm_bias")),
+  Case("lns", learns_at_init=("gain",)),
+  Case("lns", {"eps": 0.1}, learns_at_init=("gain",)),
 )
 
 COSTS = {  # L = 2, two sites
@@ -59,6 +72,7 @@ COSTS = {  # L = 2, two sites
   ("highway",): Costs(4 * (D**2 + D), D, 4 * (2 * D**2 + D + 3 * D)),  # product, bias, mix
   ("highway", ("granularity", "token")): Costs(4 * (D + 1), D, 4 * (2 * D + 3 * D)),
   ("deepnorm",): Costs(4 * 2 * D, D, 4 * (2 + 4 + 3) * D),
+  ("lns",): Costs(4 * D, D, 4 * (4 + 1) * D),  # square, sum, norm, gain; add
 }
 
 BAD_OPTIONS = (  # for 3 layers
@@ -69,4 +83,5 @@ BAD_OPTIONS = (  # for 3 layers
   ("highway", {"bias_init": 0.0}, ["bias_init=0.0", "bias_init < 0"]),
   ("deepnorm", {"alpha": -1.0}, ["alpha=-1.0", "alpha >= 0"]),
   ("deepnorm", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
+  ("lns", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
 )
