@@ -116,17 +116,18 @@ def _adds(found: Mapping[str, Any], kind: str) -> dict[str, bool]:
 def _put_around(
   model: tokenizers.Tokenizer, named: Mapping[str, str | None], adds: Mapping[str, bool]
 ) -> None:
-  bos, eos = named["bos_token"], named["eos_token"]
-  before = [bos] if bos is not None and adds["add_bos_token"] else []
-  after = [eos] if eos is not None and adds["add_eos_token"] else []
-  if not before and not after:
+  # By their names in the template, since a token may be spelled as a part of one, such as $A.
+  keys = [key for key in ("bos_token", "eos_token") if adds[f"add_{key}"]]
+  given = {key: token for key in keys if (token := named[key]) is not None}
+  if not given:
     return
   one, two = (
-    [f"{token}:{i}" for token in before] + [f"${text}:{i}"] + [f"{token}:{i}" for token in after]
+    [f"{key}:{i}" for key in ("bos_token", f"${text}", "eos_token") if key in {*given, f"${text}"}]
     for i, text in enumerate("AB")
   )
+  special = [{"id": k, "ids": [model.token_to_id(t)], "tokens": [t]} for k, t in given.items()]
   model.post_processor = processors.TemplateProcessing(
-    single=one, pair=one + two, special_tokens=[(t, model.token_to_id(t)) for t in before + after]
+    single=one, pair=one + two, special_tokens=special
   )
 
 

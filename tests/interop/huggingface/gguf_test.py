@@ -402,6 +402,16 @@ def test_a_chat_template_is_kept(tmp_path):
   assert kept["chat_template"] == "{{ messages }}" and kept["bos_token"] == "<s>"
 
 
+@pytest.mark.parametrize("spelled", ["<s>", "$A", "a:1", "$B:0", "[x] $"])
+def test_a_token_may_be_spelled_as_a_part_of_a_template(spelled):
+  keys = {"model": "llama", "tokens": [spelled, "</s>", "a"], "scores": [0.0] * 3}
+  keys |= {"bos_token_id": 0, "eos_token_id": 1, "add_eos_token": True, "add_space_prefix": False}
+  made = gguf_tokenizer.files("a.gguf", {f"tokenizer.ggml.{key}": keys[key] for key in keys})
+  model = tokenizers.Tokenizer.from_str(made["tokenizer.json"])
+  assert model.encode("a").ids == [0, 2, 1]
+  assert model.encode("a", "aa").ids == [0, 2, 1, 0, 2, 2, 1]
+
+
 @pytest.mark.parametrize(("scores", "ids"), [((-2.0, -1.0), [3, 7]), ((-1.0, -2.0), [6, 5])])
 def test_the_best_score_is_merged_first(scores, ids):
   keys = {
