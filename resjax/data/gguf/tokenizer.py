@@ -125,9 +125,9 @@ def _put_around(
     [f"{key}:{i}" for key in ("bos_token", f"${text}", "eos_token") if key in {*given, f"${text}"}]
     for i, text in enumerate("AB")
   )
-  special = [{"id": k, "ids": [model.token_to_id(t)], "tokens": [t]} for k, t in given.items()]
+  own = [{"id": k, "ids": [model.token_to_id(t)], "tokens": [t]} for k, t in given.items()]
   model.post_processor = processors.TemplateProcessing(
-    single=one, pair=one + two, special_tokens=special
+    single=one, pair=one + two, special_tokens=own
   )
 
 
