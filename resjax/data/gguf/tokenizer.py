@@ -117,8 +117,7 @@ def _put_around(
   model: tokenizers.Tokenizer, named: Mapping[str, str | None], adds: Mapping[str, bool]
 ) -> None:
   # By their names in the template, since a token may be spelled as a part of one, such as $A.
-  keys = [key for key in ("bos_token", "eos_token") if adds[f"add_{key}"]]
-  given = {key: token for key in keys if (token := named[key]) is not None}
+  given = {k: t for k, t in named.items() if t is not None and adds.get(f"add_{k}")}
   if not given:
     return
   one, two = (
