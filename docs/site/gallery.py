@@ -97,7 +97,7 @@ _KERNELS = {  # packages of resjax/kernels/, and the systems that read by them
   "depth_attention": (
     "attn_res", "block_attn_res", "delta_attn_res", "delta_block_attn_res", "multi_gate",
   ),
-  "streams": ("hyper_connections", "mhc", "mhc_lite", "independent_hc"),
+  "streams": ("hyper_connections", "mhc", "mhc_lite", "independent_hc", "wide_residual"),
   "gated_streams": ("gated_residual",),
 }  # fmt: skip
 _KERNEL = (

@@ -64,6 +64,7 @@ FLOWS = {
   "mhc": Flow(_STREAMS, _CHANGED, "Σ αᵣ Hᵣ", "+ βᵣ f", "doubly stochastic mix"),
   "mhc_lite": Flow(_STREAMS, _CHANGED, "Σ αᵣ Hᵣ", "+ βᵣ f", "mix of permutations"),
   "independent_hc": Flow(_STREAMS, _CHANGED, "Σ αᵣ Hᵣ", "+ βᵣ f", "not mixed"),
+  "wide_residual": Flow(_STREAMS, _CHANGED, "Σ rᵣ Hᵣ", "+ wᵣ f", "not mixed"),
   "gated_residual": Flow(_STREAMS, _CHANGED, "mean of G ⊙ norm(Hᵣ)", "+ gᵣ f", norm=False),
   "multi_gate": Flow(_STREAMS, _CHANGED, "attention", "+ gᵣ f", "× (1 − gᵣ)"),
   "attn_res": Flow(_SOURCES, _GROWN, "depth attention", "append", "kept"),

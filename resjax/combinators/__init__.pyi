@@ -55,4 +55,5 @@ from .systems.multi_gate import MultiGate as MultiGate
 from .systems.rezero import ReZero as ReZero
 from .systems.standard import Standard as Standard
 from .systems.unet_skips import UNetSkips as UNetSkips
+from .systems.wide_residual import WideResidual as WideResidual
 from .systems.x0_residual import X0Residual as X0Residual

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Float
 
 from resjax.base import Array, PyTree, aligned, wide_dtype
-from resjax.base.sharding import cotangent, whole
+from resjax.base.sharding import cotangent, typed_like, whole
 from resjax.kernels.streams.operands import (
   FEW,
   Coefficients,
@@ -29,9 +29,8 @@ _einsum = partial(jnp.einsum, precision=lax.Precision.HIGH)
 def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]:
   """Returns the read x [..., D], the streams, `Pending.weights`, and residuals for the reverse."""
   streams = _once(written(operands.pending))
-  stats, tokens = _stats(streams, operands.projection), streams.shape[1:-1]
-  parameters = _spread(operands.parameters, len(tokens))
-  weights, mixing = _once(all_coefficients(read, len(streams), stats, parameters, tokens))
+  stats = _stats(streams, operands.projection)
+  weights, mixing = _once(_coefficients(read, streams, stats, operands.parameters))
   x = _mixed(streams, weights)
   if operands.gain is not None:
     x = x * _inverse_rms(x, read.norm_eps) * aligned(operands.gain, x)
@@ -68,28 +67,34 @@ def backward(
   """
   pending, projection, parameters, gain = operands
   streams, wide = _once(written(pending)), wide_dtype(pending.out)
-  count, tokens = len(streams), streams.shape[1:-1]
-  spread = _spread(parameters, len(tokens))
-  (weights, _), pull = jax.vjp(
-    lambda stats, parameters: all_coefficients(read, count, stats, parameters, tokens),
-    stats,
-    spread,
-  )
+  count = len(streams)
+  (weights, _), pull = jax.vjp(partial(_coefficients, read, streams), stats, parameters)
   weights, d_x, d_gain = _once(weights), d_x.astype(wide), None
   if gain is not None:
     d_x, d_gain = _norm_backward(_mixed(streams, weights), gain, read.norm_eps, d_x)
     d_x = _once(d_x)
   d_weights = jnp.sum(d_x[None] * streams.astype(wide), axis=-1)
-  d_stats, d_spread = pull((d_weights, d_mixing.astype(wide)))
-  d_stats = _once(d_stats)  # not d_spread: a barrier makes it vary like these, and added up twice
+  d_stats, d_parameters = pull((d_weights, d_mixing.astype(wide)))
+  # A barrier makes what is shared vary like these, and added up twice.
+  d_stats = _once(d_stats)
   rows = [d_streams[r].astype(wide) + weights[r][..., None] * d_x for r in range(count)]
   d_projection = None
   if projection is not None:
     d_projection, back = _projection_backward(streams, projection, d_stats)
     rows = [row + part for row, part in zip(rows, back, strict=True)]
   d_pending = _unwritten(pending, _once(rows))
-  d_parameters = jax.tree.map(lambda d, p: cotangent(d.reshape(p.shape), p), d_spread, parameters)
+  d_parameters = jax.tree.map(cotangent, d_parameters, parameters)
   return Operands(d_pending, d_projection, d_parameters, d_gain)
+
+
+def _coefficients(
+  read: Read, streams: Array, stats: Stats, parameters: PyTree
+) -> tuple[Array, Array]:
+  """Returns `all_coefficients`; they lie as tokens do also where they are the same for all."""
+  tokens = jax.eval_shape(lambda x: jnp.sum(x, axis=(0, -1)), streams)
+  spread = _spread(parameters, len(tokens.shape))
+  p, weights = all_coefficients(read, len(streams), stats, spread, tokens.shape)
+  return typed_like(p, tokens), typed_like(weights, tokens)
 
 
 def _stats(streams: Array, projection: Array | None) -> Stats:
