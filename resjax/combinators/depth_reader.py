@@ -178,11 +178,12 @@ class OutputReader(DepthReader):
   def __init__(
     self, *,
     value_norm: bool = False, key_norm: str = "gain", key_rank: int = 0, scale: str = "one",
-    weights: str = "softmax", dynamic_query: bool = False, views: str = "x", **options: Any,
+    temperature: float = 1.0, weights: str = "softmax", dynamic_query: bool = False,
+    views: str = "x", **options: Any,
   ):  # fmt: skip
     self.scores = dataclasses.replace(
       self.scores, value_norm=value_norm, key_norm=key_norm, key_rank=key_rank, scale=scale,
-      weights=weights, dynamic_query=dynamic_query,
+      temperature=temperature, weights=weights, dynamic_query=dynamic_query,
     )  # fmt: skip
     super().__init__(**options)
     self._add_views(views)

@@ -29,7 +29,7 @@ _WORDS = {
 
 @dataclasses.dataclass(frozen=True)
 class DepthScores:
-  """The rule of a read: s_n = c q · k_n,  a_n = softmax_n(s),  h = Σ_n a_n u_n over sources v_n.
+  """The rule of a read: s_n = c q · k_n / τ, a_n = softmax_n(s), h = Σ_n a_n u_n over sources v_n.
 
   Kernels compute it for every scale and head count where keys are normalised, with a gain or
   without; all else is plain JAX, here.
@@ -42,6 +42,7 @@ class DepthScores:
     key_norm: k = γ ⊙ RMS(v) for `gain`, RMS(v) for `plain`, v for `none`.
     key_rank: r, the number of the last channels of v of which k is made, its RMS included; 0: D.
     scale: c = 1 for `one`, 1/√C for `rsqrt`, C channels of a head's key; `learned`: exp(t), t = 0.
+    temperature: τ > 0.
     weights: `softmax`; `sigmoid`: a = σ(s); `static`: a softmax of learned numbers in place of s.
     dynamic_query: whether q = w + W RMS(z) for the newest source z, with a matrix W.
     window: the number of the newest sources that are read besides the first; 0: all.
@@ -54,6 +55,7 @@ class DepthScores:
   key_norm: str = "gain"
   key_rank: int = 0
   scale: str = "one"
+  temperature: float = 1.0
   weights: str = "softmax"
   dynamic_query: bool = False
   window: int = 0
@@ -68,10 +70,12 @@ class DepthScores:
     in_range = 0 <= self.key_rank <= self.width
     check_option("key_rank", self.key_rank, in_range, f"0 (all channels)..{self.width}")
     check_option("window", self.window, self.window >= 0, "window >= 0 (0: all sources)")
+    in_range = 0 < self.temperature < float("inf")
+    check_option("temperature", self.temperature, in_range, "temperature > 0")
     fits = not self.key_rank or self.num_heads == 1
     check_option("key_rank", self.key_rank, fits, f"0 with num_heads={self.num_heads}")
     if self.weights == "static":
-      of_queries = ("num_heads", "key_norm", "key_rank", "scale", "dynamic_query")
+      of_queries = ("num_heads", "key_norm", "key_rank", "scale", "temperature", "dynamic_query")
       for name, value in self._changed(of_queries).items():
         raise ValueError(f"weights='static' has no queries and keys; leave out {name}={value!r}")
 
@@ -119,7 +123,9 @@ class DepthScores:
     return {"query": self._scaled(reader, reader["query"]), "key_scale": reader.get("key_scale")}
 
   def _scaled(self, reader: Reader, query: Array) -> Array:
-    """Returns the query q times the scale c of all scores."""
+    """Returns the query q times the scale c / τ of all scores."""
+    if self.temperature != 1:
+      query = query / self.temperature
     if self.scale == "rsqrt":
       return query * (self.key_width // self.num_heads) ** -0.5
     if self.scale == "learned":

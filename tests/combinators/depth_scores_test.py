@@ -56,6 +56,8 @@ def test_a_scale_is_a_factor_of_the_query():
   same(read({"query": query}, key_norm="plain", scale="rsqrt"), want)
   learned = {"query": query, "log_scale": np.log(D**-0.5)}
   same(read(learned, key_norm="plain", scale="learned"), want)
+  flat = {"key_norm": "plain", "scale": "learned", "temperature": 0.5 * D**0.5}
+  same(read({"query": query, "log_scale": np.log(0.5)}, **flat), want)
   rule = dataclasses.replace(RULE, key_norm="plain", scale="rsqrt")
   assert not rule.plain
   same(rule.folded({"query": query})["query"], query / np.sqrt(D))

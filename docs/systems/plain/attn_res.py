@@ -17,7 +17,8 @@ def attn_res(params, x, branches, *, num_heads=1, eps=1e-6):
   """Keeps the embedding and every output as a source, and reads them anew at every site.
 
   params: query and key_scale [L, S, D]; final_query and final_key_scale [D].
-  Left out: window, value_norm, key_norm, key_rank, scale, weights, dynamic_query, views.
+  Left out: window, value_norm, key_norm, key_rank, scale, temperature, weights,
+    dynamic_query, views.
   """
   sources = [x]
   for i, layer in enumerate(branches):

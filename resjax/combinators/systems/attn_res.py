@@ -23,7 +23,7 @@ class AttnRes(OutputReader):
   queries zero and gains one at init, which makes every read a uniform mean and, under scale-free
   pre-norms, the network a `standard` one.
 
-  Options change the read to s_j = c q_i · k_j, a = softmax(s), h_i = Σ_j a_j u_j. What adds
+  Options change the read to s_j = c q_i · k_j / τ, a = softmax(s), h_i = Σ_j a_j u_j. What adds
   parameters starts so that it changes nothing, but normalised values and a window make a fresh
   network differ from `standard`. Kernels take every scale, view and number of heads, and keys with
   or without gain; all else runs in plain JAX. Losses stand in the paper's table, where the
@@ -40,6 +40,9 @@ class AttnRes(OutputReader):
       projected one branches emit keys as further outputs, which is not here.)
     scale: c = 1 for `one`; 1/√C for `rsqrt`, with C channels of a head's key; `learned`: exp(t_i),
       t_i = 0 at init, the control arm for gains that a flatter softmax would give, too.
+    temperature: τ > 0, fixed; 1 is the paper's. √8 = 2.828 is the control of MHAR with one head:
+      2.847 where 8 heads have 2.848 and one without τ 2.876 (350M, as quoted elsewhere). With scale
+      `learned` c/τ is learned, from 1/τ on. Queries start at zero, so τ slows how they learn.
     weights: `softmax`; `sigmoid`, a_j = σ(s_j) by itself, loss 1.741, and half the stream at init;
       `static`, a softmax of learned numbers s_ij, N per read, loss 1.749.
     dynamic_query: q_i = w_i + W_i RMS(z), W_i: [D, D], 0 at init, z the newest source; else w_i.

@@ -58,6 +58,7 @@ class BlockAttnRes(DepthBlocks, OutputReader):
     key_norm: `gain`, `plain` or `none`.
     key_rank: 0..D.
     scale: `one`, `rsqrt` or `learned`.
+    temperature: τ > 0.
     weights: `softmax` or `sigmoid`.
     dynamic_query: whether queries depend on the token.
     views: `x`, `qk_v` or `qkv`.

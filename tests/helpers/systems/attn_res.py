@@ -24,11 +24,12 @@ def read_sources(
   key_norm="gain",
   key_rank=0,
   scale="one",
+  temperature=1.0,
   weights="softmax",
   dynamic_query=False,
   window=0,
 ):
-  """h = Σ_j a_j u_j, a_j of s_j = c q · k_j.
+  """h = Σ_j a_j u_j, a_j of s_j = c q · k_j / temperature.
 
   Values and scale as in Inkling 2, the rank of keys as in arXiv 2607.09694, the rest as in the
   paper's ablations. The published text leaves open what is projected to a query: here it is
@@ -52,6 +53,7 @@ def read_sources(
         q = q + rms(newest, eps) @ reader["query_weight"]
       c = {"rsqrt": (rank / num_heads) ** -0.5, "learned": np.exp(reader.get("log_scale", 0))}
       s = np.array([np.sum((q * k[j])[..., of_key], axis=-1) for j in chosen]) * c.get(scale, 1)
+      s = s / temperature
     if weights == "sigmoid":
       a = sigmoid(s)
     else:
@@ -148,6 +150,7 @@ CASES = (
   Case("attn_res", {"views": "qkv"}, **_VIEWS),
   Case("attn_res", {"views": "qk_v", "num_heads": 2}, **_VIEWS),
   Case("attn_res", _INKLING, dead=_of(FIRST, "query"), learns_at_init=("query", "final_query")),
+  Case("attn_res", {"temperature": 8**0.5}, **_FRESH),
   Case("attn_res", {"window": 2}, **_QUERIES),
   Case("attn_res", {"key_rank": 3}, **_FRESH),
   Case(
@@ -194,7 +197,13 @@ CASES = (
   ),
   Case(
     "block_attn_res",
-    {"layers_per_block": 3, "scale": "learned", "views": "qk_v", "two_phase": "always"},
+    {
+      "layers_per_block": 3,
+      "scale": "learned",
+      "temperature": 8**0.5,
+      "views": "qk_v",
+      "two_phase": "always",
+    },
     standard_at_init=True,
     dead={"log_scale": ((0, 0),), "view_log_scale": ((0,),), **FIRST, **_OF_VIEWS},
     learns_at_init=("query", "view_query", "final_query"),
@@ -258,6 +267,7 @@ BAD_OPTIONS = (  # for 3 layers, D = 8
   ("attn_res", {"value_norm": "rms"}, ["value_norm='rms'", "True, False"]),
   ("attn_res", {"key_norm": "rms"}, ["key_norm='rms'", "gain, plain, none"]),
   ("attn_res", {"scale": 1}, ["scale=1", "one, rsqrt, learned"]),
+  ("attn_res", {"temperature": 0.0}, ["temperature=0.0", "temperature > 0"]),
   ("attn_res", {"weights": "relu"}, ["weights='relu'", "softmax, sigmoid, static"]),
   ("attn_res", {"dynamic_query": "True"}, ["dynamic_query='True'", "True, False"]),
   ("attn_res", {"key_rank": 9}, ["key_rank=9", "0 (all channels)..8"]),

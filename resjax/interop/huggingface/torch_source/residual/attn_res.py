@@ -1,4 +1,5 @@
-# options: window value_norm key_norm key_rank scale weights dynamic_query views num_heads eps
+# options: window value_norm key_norm key_rank scale temperature weights dynamic_query
+# options: views num_heads eps
 # free: implementation
 from typing import Any
 

@@ -1,5 +1,5 @@
-# options: layers_per_block rms_block value_norm key_norm key_rank scale weights dynamic_query
-# options: views num_heads eps
+# options: layers_per_block rms_block value_norm key_norm key_rank scale temperature weights
+# options: dynamic_query views num_heads eps
 # free: implementation two_phase
 # rename: layers_per_block attn_res_block_size
 from typing import Any

@@ -11,7 +11,7 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 
 class DepthReads(ResidualBase):
-  """h = Σ_n a_n v_n over sources v_n, a = softmax_n(c q · k_n), by heads of channels.
+  """h = Σ_n a_n v_n over sources v_n, a = softmax_n(c q · k_n / τ), by heads of channels.
 
   Keys k are γ ⊙ RMS(v), RMS(v) or v, of all channels or of the last ones; c is 1, 1/√(channels of a
   key) or learned. Weights may be sigmoids, or a softmax of learned numbers; values may be RMS(v). A
@@ -20,7 +20,7 @@ class DepthReads(ResidualBase):
 
   # What options are in a system that does not have them.
   window, value_norm, key_norm, key_rank = 0, False, "gain", 0
-  scale, weights, dynamic_query, views = "one", "softmax", False, "x"
+  scale, temperature, weights, dynamic_query, views = "one", 1.0, "softmax", False, "x"
 
   def __init__(self, config: ResjaxConfig):
     super().__init__(config)
@@ -77,6 +77,7 @@ class DepthReads(ResidualBase):
     query = reader["query"].float()
     if self.dynamic_query:
       query = query + (z * inverse_rms(z, self.eps)) @ reader["query_weight"].float()
+    query = query / self.temperature
     if self.scale == "rsqrt":
       query = query * (self.key_width // self.num_heads) ** -0.5
     if self.scale == "learned":
