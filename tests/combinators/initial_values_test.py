@@ -1,6 +1,5 @@
 """Initial values of combinators that start from published numbers."""
 
-import jax.numpy as jnp
 import numpy as np
 
 from resjax.testing import toy
@@ -14,16 +13,6 @@ def test_x0_residual_starts_like_nanochat():
     params["embedding_scale"], [0.2, 0.1625, 0.125, 0.0875, 0.05], rtol=1e-6
   )
   np.testing.assert_allclose(params["backout_scale"], 0.2, rtol=1e-6)
-
-
-def test_lns_reads_like_the_norms_whose_gains_it_takes():
-  made, x = toy.build("lns", {}, random=False), toy.embeddings()
-  rows = np.linspace(0.5, 2, toy.L * toy.D).reshape(toy.L, toy.D)
-  made.gain[...] = made.from_norms({"mlp": jnp.asarray(rows)})["gain"]
-  for site, gains in (("attention", np.ones_like(rows)), ("mlp", rows)):
-    for layer in range(toy.L):
-      got = made.read(x, layer, site)[0]["x"]
-      np.testing.assert_allclose(got, gains[layer] * toy.rms_norm(x), rtol=1e-5)
 
 
 def test_layerscale_starts_smaller_in_deeper_networks():
