@@ -43,6 +43,7 @@ COMMANDS = {
   },
 }
 _HELP = {"-h", "-help", "--help"}
+_QUIET = {"--h", "-helpshort", "--helpshort", "-helpfull", "--helpfull", "--check_flags"}
 _NAMES = [name for group in COMMANDS.values() for name in group]
 # Commands of the package `launch`, by their modules there.
 _LAUNCHERS = {name: f"launch.{name}.__main__" for name in ("bench", "tpu", "gke", "slurm", "local")}
@@ -86,7 +87,7 @@ def _run(name: str, words: list[str]) -> None:
   if name in _LAUNCHERS:
     shipped.make_launchers_importable()
     module = _LAUNCHERS[name]
-  elif not _HELP & set(words):  # and benchmarks compile anew
+  elif not (_HELP | _QUIET) & set(words):  # and benchmarks compile anew
     kept_programs.keep(os.environ)
   try:
     found = find_spec(module)

@@ -30,7 +30,7 @@ _PIPE_CODE = 141  # the exit code that shells give a command whose reader has go
 _INTERRUPTED = "interrupted; the same command goes on where it can"
 
 _FIGURES = flags.DEFINE_multi_enum(
-  "figures", None, ["png", "svg", "pdf"], "Kinds of files of figures; default: png."
+  "figures", None, ["svg", "pdf"], "Kinds of files of figures, beside PNG; may be given twice."
 )
 _DEBUG = flags.DEFINE_bool("debug", False, "Errors are reported with their traceback.")
 _CHECK = flags.DEFINE_bool(
@@ -65,6 +65,11 @@ def define_config(
   )
   values["config"].parser = _ConfigParser("config")
   return holder
+
+
+def figures() -> list[str]:
+  """Returns the flags of this command that say as what figures are written."""
+  return [f"--figures={kind}" for kind in _FIGURES.value or []]
 
 
 def run(

@@ -1,5 +1,6 @@
 """Keeps compiled programs from one command to the next, in a folder of the user."""
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -8,10 +9,8 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 _FOLDER, _SWITCH = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
-_LIMITS = {
-  "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30),  # bytes; what was used longest ago goes first
-  "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-}
+_SECONDS = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+_MOST = 2**30  # bytes
 
 
 def keep(environment: MutableMapping[str, str]) -> None:
@@ -19,7 +18,8 @@ def keep(environment: MutableMapping[str, str]) -> None:
 
   JAX reads the variables when it is imported, and the processes of a command inherit them. The
   first command that keeps programs says so on the standard error. Nothing is kept where no folder
-  can be written.
+  can be written. JAX would keep the folder small with files of times and a lock, and keep nothing
+  more once one of them is lost; so it is done here.
 
   Args:
     environment: the variables of this process.
@@ -27,7 +27,9 @@ def keep(environment: MutableMapping[str, str]) -> None:
   if _FOLDER in environment or _SWITCH in environment:
     return
   try:
-    caches = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    caches = Path(environment.get("XDG_CACHE_HOME", ""))
+    if not caches.is_absolute():
+      caches = Path.home() / ".cache"
     folder = caches / "resjax" / f"programs-{_machine()}"
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,11 +38,23 @@ def keep(environment: MutableMapping[str, str]) -> None:
   if not os.access(folder, os.W_OK):
     return
   environment[_FOLDER] = str(folder)
-  for name, limit in _LIMITS.items():
-    environment.setdefault(name, limit)
-  if new:
-    told = f"keeping compiled programs in {folder}, at most 1 GiB; {_SWITCH}=0 keeps none"
-    print(told, file=sys.stderr)
+  environment.setdefault(_SECONDS, "0.2")
+  with contextlib.suppress(OSError):  # nobody reads, or somebody else has removed a file
+    if new:
+      told = f"compiled programs are kept; with {_SWITCH}=0 they are not:\n  {folder}"
+      print(told, file=sys.stderr, flush=True)
+    _drop_oldest(folder)
+
+
+def _drop_oldest(folder: Path) -> None:
+  """Removes what was read longest ago, until the rest has at most `_MOST` bytes."""
+  files = [(file.stat(), file) for file in folder.rglob("*") if file.is_file()]
+  total = sum(facts.st_size for facts, _ in files)
+  for facts, file in sorted(files, key=lambda found: max(found[0].st_atime, found[0].st_mtime)):
+    if total <= _MOST:
+      return
+    file.unlink()
+    total -= facts.st_size
 
 
 def _machine() -> str:

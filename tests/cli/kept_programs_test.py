@@ -11,16 +11,37 @@ from resjax.cli import kept_programs
 FOLDER = "JAX_COMPILATION_CACHE_DIR"
 
 
-def test_a_folder_of_the_user_is_named_once_and_bounded(tmp_path, capsys):
+def test_a_folder_of_the_user_is_named_once(tmp_path, capsys):
   first, second = {"XDG_CACHE_HOME": str(tmp_path)}, {"XDG_CACHE_HOME": str(tmp_path)}
   kept_programs.keep(first)
   (folder,) = (tmp_path / "resjax").iterdir()
-  told = f"keeping compiled programs in {folder}, at most 1 GiB; JAX_ENABLE_COMPILATION_CACHE=0"
-  assert capsys.readouterr().err == f"{told} keeps none\n"
+  told = capsys.readouterr().err
+  assert told == (
+    f"compiled programs are kept; with JAX_ENABLE_COMPILATION_CACHE=0 they are not:\n  {folder}\n"
+  )
+  assert len(told.splitlines()[0]) <= 80
   kept_programs.keep(second)
   assert first == second and first[FOLDER] == str(folder)
-  assert first["JAX_COMPILATION_CACHE_MAX_SIZE"] == str(2**30)
   assert capsys.readouterr() == ("", "")
+
+
+def test_what_was_read_longest_ago_goes_first(tmp_path, monkeypatch):
+  environment = {"XDG_CACHE_HOME": str(tmp_path)}
+  kept_programs.keep(environment.copy())
+  (folder,) = (tmp_path / "resjax").iterdir()
+  for name, age in (("a-cache", 30), ("b-cache", 20), ("c-cache", 10)):
+    (folder / name).write_bytes(bytes(100))
+    os.utime(folder / name, (10**9 - age, 10**9 - age))
+  monkeypatch.setattr(kept_programs, "_MOST", 200)
+  kept_programs.keep(environment.copy())
+  assert sorted(path.name for path in folder.iterdir()) == ["b-cache", "c-cache"]
+
+
+def test_a_folder_that_depends_on_where_one_stands_is_not_taken(tmp_path, monkeypatch):
+  monkeypatch.setenv("HOME", str(tmp_path / "home"))
+  environment = {"XDG_CACHE_HOME": "caches"}
+  kept_programs.keep(environment)
+  assert environment[FOLDER].startswith(str(tmp_path / "home" / ".cache" / "resjax"))
 
 
 @pytest.mark.parametrize("name", [FOLDER, "JAX_ENABLE_COMPILATION_CACHE"])
@@ -49,10 +70,11 @@ def test_a_command_keeps_what_it_compiles_and_help_makes_no_folder(tmp_path):
 
   assert resjax("report", "--help").returncode == 0
   assert not list(tmp_path.iterdir())
-  assert resjax("report", str(tmp_path / "none")).stderr.startswith("keeping compiled programs in ")
+  assert resjax("train", "--config=tiny", "--check_flags").returncode == 0
+  assert not list(tmp_path.iterdir())
+  assert resjax("report", str(tmp_path / "none")).stderr.startswith("compiled programs are kept; ")
   (folder,) = (tmp_path / "resjax").iterdir()
-  limits = {FOLDER: str(folder), "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30)}
-  limits |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+  limits = {FOLDER: str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
   done = subprocess.run(
     [sys.executable, "-c", code], env=env | limits, capture_output=True, text=True, timeout=120
   )

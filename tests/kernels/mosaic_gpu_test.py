@@ -253,8 +253,8 @@ def test_tiles_are_those_that_were_fastest_on_an_h200():
 
 
 def test_a_ring_holds_whole_tokens_where_it_may():
-  assert [gpu_tiles.whole(rows, 6) for rows in (5, 6, 11, 12, 20)] == [5, 6, 6, 12, 18]
-  assert gpu_tiles.whole(11, 6, least=7) == 11
+  assert [gpu_tiles.whole(rows, 6, 2) for rows in (5, 6, 11, 12, 20)] == [5, 6, 6, 12, 18]
+  assert gpu_tiles.whole(11, 6, 2, least=7) == 11 and gpu_tiles.whole(20, 6, 1) == 20
 
 
 def test_sources_of_a_token_stay_in_shared_memory_where_they_fit():

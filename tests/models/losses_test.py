@@ -283,3 +283,33 @@ def test_sums_by_row_are_those_of_the_rows_alone():
       value = getattr(found, field)
       assert value.shape == (2, 3)
       np.testing.assert_allclose(value[row], getattr(one, field), rtol=1e-6, err_msg=field)
+
+
+def test_float64_and_second_derivatives():
+  with jax.enable_x64(True):
+    hidden, head = jnp.asarray(_normal(0, 2, 3, 4), jnp.float64), jnp.asarray(_normal(1, 5, 4))
+    targets, weights = jnp.asarray([[0, 1, 2], [3, 4, 0]]), jnp.ones((2, 3))
+
+    def loss(x, function):
+      return jnp.exp(function(x) / 6)
+
+    def ours(x):
+      return losses.cross_entropy(x, head, targets, weights, chunk_size=2).nats
+
+    def plain(x):
+      logits = jnp.einsum("btd,vd->btv", x, head, preferred_element_type=jnp.float32)
+      chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+      return jnp.sum(jax.nn.logsumexp(logits, axis=-1) - chosen)
+
+    def second(function):
+      def slope(x):
+        return jnp.sum(jax.grad(loss)(x, function) ** 2)
+
+      return jax.grad(slope)(hidden)
+
+    np.testing.assert_allclose(loss(hidden, ours), loss(hidden, plain), rtol=1e-6)
+    np.testing.assert_allclose(second(ours), second(plain), rtol=1e-5)
+
+
+def _normal(seed, *shape):
+  return np.random.default_rng(seed).normal(size=shape)

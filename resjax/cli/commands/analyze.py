@@ -6,7 +6,7 @@
 
 The command decodes the state after every layer with the final norm and the output embedding. It
 writes into --out the page report.html, which needs no network, its figures as PNG files in plots/
-(or as --figures says), and all numbers in results.json. Gates and cuts have the factors by which
+(and as --figures says), and all numbers in results.json. Gates and cuts have the factors by which
 they multiply the stream, too: how much each layer attenuates it, and for several models whether the
 last one does. Figures show several models over each other by relative depth. --sensitivity=FILE
 adds the figures of resjax intervene to the page. The same command in several processes measures

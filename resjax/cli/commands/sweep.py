@@ -12,7 +12,7 @@ paired differences with intervals (docs/comparisons.md). `PLAN` in the file stat
 and seeds, and how learning rates are tuned.
 
 The tables are written there as results.json and results.csv, and the plots as sweep, differences
-and curves, PNG files unless --figures says others. Finished runs are not repeated, and stopped runs
+and curves, PNG files, and others with --figures. Finished runs are not repeated, and stopped runs
 go on. A failed run does not end the sweep: the table says why it failed, and the exit code is 1.
 With --print_commands a scheduler can run the sweep: it prints one command per run, which may run in
 any order on any machine that sees the folder; --collect then makes tables and plots. With
@@ -212,7 +212,7 @@ def _chosen(known: list[str], names: list[str]) -> list[str]:
 
 def _print(runs: Sequence[SweepRun]) -> None:
   for group in sweep_runs.groups(runs):
-    print(shlex.join(["resjax", *sweep_runs.arguments(group)]))
+    print(shlex.join(["resjax", *sweep_runs.arguments(group), *command.figures()]))
 
 
 run = functools.partial(command.run, main, folder=command.config_workdir)

@@ -112,27 +112,30 @@ def choose_tiles(
   for programs in range(most_programs(like), 0, -1):
     fitting = min(MAX_ROWS, fitting_rows(like, summed, numbers, 1, programs, room))
     if fitting >= max(2, min(MAX_ROWS, 3 * rows // 2) if programs > 1 else rows):
-      return GpuTiles(max(2, whole(min(fitting, 3 * rows), rows)), 1, summed, programs, numbers)
+      ring = max(2, whole(min(fitting, 3 * rows), rows, programs))
+      return GpuTiles(ring, 1, summed, programs, numbers)
   return None
 
 
-def whole(rows: int, token: int, least: int = 1) -> int:
+def whole(rows: int, token: int, programs: int, least: int = 1) -> int:
   """Returns the size of a ring of at most `rows` rows that holds whole tokens, if one may.
 
   The place of a row is then the same for every, or every second or third token: at D = 2048 and
-  N = 8 a direct read takes 87 µs on an H200 with 16 rows in a ring, and 101 µs with 22.
+  N = 8 a direct read takes 87 µs on an H200 with 16 rows in a ring, and 101 µs with 22. Where one
+  program runs at a time, it takes all the rows, since nothing else hides its loads.
 
   Args:
     rows: the most rows.
     token: the rows of a token.
+    programs: number of programs that run on a streaming multiprocessor at a time.
     least: the least rows.
   """
   fitting = rows - rows % token
-  return fitting if fitting >= least else rows
+  return fitting if programs > 1 and fitting >= least else rows
 
 
 def spread(
-  rows: int, least: tuple[int, ...], most: tuple[int, ...], tokens: tuple[int, ...]
+  rows: int, least: tuple[int, ...], most: tuple[int, ...], tokens: tuple[int, ...], programs: int
 ) -> tuple[int, ...]:
   """Returns sizes of rings: up to `rows` are dealt out in turn, each ring between its bounds.
 
@@ -140,6 +143,7 @@ def spread(
     rows: the rows of all rings.
     least, most: the bounds of each ring, and more bounds.
     tokens: the rows of a token in each, and more.
+    programs: number of programs that run on a streaming multiprocessor at a time.
   """
   sizes, spare = list(least), rows - sum(least)
   for _ in range(MAX_ROWS):
@@ -147,7 +151,10 @@ def spread(
       if spare and sizes[ring] < min(bound, MAX_ROWS):
         sizes[ring] += 1
         spare -= 1
-  return tuple(map(whole, sizes, tokens, least))
+  return tuple(
+    whole(size, token, programs, bound)
+    for size, token, bound in zip(sizes, tokens, least, strict=False)
+  )
 
 
 def fitting_rows(

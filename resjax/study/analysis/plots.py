@@ -30,8 +30,8 @@ KINDS: dict[str, dict[str, Any]] = {
   "svg": {"Date": None},
   "pdf": {"CreationDate": None},
 }
-# The variable that names the kinds to write, by commas: --figures of a command, also for the
-# processes that it starts.
+# The variable that names kinds to write beside PNG: --figures of a command, also for the processes
+# that it starts.
 WANTED = "RESJAX_FIGURES"
 
 FINAL = "validation loss at the end\n(bits per byte)"
@@ -200,7 +200,7 @@ def set_title(figure: Figure, title: str) -> None:
 
 
 def save(figure: Figure, path: Location, *, titles: bool = False, keep: bool = False) -> None:
-  """Writes a figure as PNG with 200 dots per inch, or in the kinds that are asked for.
+  """Writes a figure as PNG with 200 dots per inch, and in the kinds that are asked for.
 
   No display is needed.
 
@@ -212,7 +212,8 @@ def save(figure: Figure, path: Location, *, titles: bool = False, keep: bool = F
   """
   if not titles:
     hide_title(figure)
-  for kind in os.environ.get(WANTED, "png").split(","):
+  further = os.environ.get(WANTED, "").split(",")
+  for kind in (kind for kind in KINDS if kind == "png" or kind in further):
     file = path.with_suffix(f".{kind}")
     if not (keep and file.exists()):
       locations.write_bytes(file, render(figure, kind))

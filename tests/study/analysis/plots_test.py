@@ -35,7 +35,7 @@ def _results(values):
 
 def _assert_files(figure, folder):
   """Saves a figure as all kinds of file; the PNG file has 200 dots per inch."""
-  with mock.patch.dict(os.environ, {plots.WANTED: "png,svg,pdf"}):
+  with mock.patch.dict(os.environ, {plots.WANTED: "svg,pdf"}):
     plots.save(figure, folder / "a.png")
   for ending, start in {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF"}.items():
     content = (folder / f"a.{ending}").read_bytes()

@@ -69,11 +69,12 @@ def _tiles(
 ) -> GpuTiles | None:
   """Returns tiles for as many programs as have room for rings of `least` rows; None if none has.
 
-  Rings hold up to two tokens: what is left of the memory is cache.
+  Rings of several programs hold up to two tokens: what is left of the memory is cache.
   """
   for programs in range(most, 0, -1):
     rows = tiles.fitting_rows(like, summed_rows, numbers, len(least), programs, room)
     if rows >= sum(least):
-      first, *others = tiles.spread(rows, least, tuple(2 * token for token in tokens), tokens)
+      bounds = tuple(2 * token if programs > 1 else MAX_ROWS for token in tokens)
+      first, *others = tiles.spread(rows, least, bounds, tokens, programs)
       return GpuTiles(first, group, summed_rows, programs, numbers, tuple(others))
   return None

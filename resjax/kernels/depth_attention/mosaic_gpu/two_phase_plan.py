@@ -72,7 +72,7 @@ def choose_backward(
         rows = tiles.fitting_rows(like, _BLOCK_SUMS, numbers, rings, programs, room)
         if rows >= (3 * sum(least) // 2 if programs > 1 else sum(least)):
           bounds = 2 * least[0], 2 * num_reads, num_slots
-          sizes = tiles.spread(rows, least, bounds, (num_slots, num_reads, num_slots))
+          sizes = tiles.spread(rows, least, bounds, (num_slots, num_reads, num_slots), programs)
           return GpuTiles(sizes[0], group, _BLOCK_SUMS, programs, numbers, sizes[1:])
   numbers = backward_numbers(num_reads, 0)
   rows = tiles.fitting_rows(like, _BLOCK_SUMS, numbers, rings, 1, room)
@@ -81,7 +81,7 @@ def choose_backward(
     return None
   group = tiles.even(num_slots, most)
   tokens = num_slots, num_reads, num_slots
-  sizes = tiles.spread(rows, (group + 1, num_reads, group)[:rings], tokens, tokens)
+  sizes = tiles.spread(rows, (group + 1, num_reads, group)[:rings], tokens, tokens, 1)
   return GpuTiles(sizes[0], group, _BLOCK_SUMS, 1, numbers, sizes[1:])
 
 
@@ -95,6 +95,6 @@ def choose_merge(
   for programs in range(tiles.most_programs(like), 0, -1):
     rows = tiles.fitting_rows(like, _MERGE_SUMS, numbers, 1, programs, room)
     if rows >= (2 * num_streams if programs > 1 else num_streams):
-      rows = tiles.whole(min(rows, 4 * num_streams), num_streams)
+      rows = tiles.whole(min(rows, 4 * num_streams), num_streams, programs)
       return GpuTiles(rows, 1, _MERGE_SUMS, programs, numbers)
   return None
