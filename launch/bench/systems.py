@@ -24,6 +24,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from configs import ablations, gpt2_124m, llama_1p3b
+from launch.bench import report
 from launch.bench.program import read_step
 from resjax import combinators
 from resjax.aot import GIB, DoesNotFitError, absent_devices, compile_step
@@ -34,7 +35,6 @@ from resjax.train.runs import Run
 
 _ONLY = flags.DEFINE_list("only", [], "Names of the systems to compile; default: all.")
 _AGAIN = flags.DEFINE_bool("again", False, "Compile the systems of --only again.")
-_OUT = flags.DEFINE_string("out", "runs/bench", "Folder of costs.json.")
 _PAGE = flags.DEFINE_string("page", "", "A Markdown file whose table is replaced.")
 
 _BEGIN, _END = "<!-- costs -->\n", "<!-- end of costs -->"
@@ -52,9 +52,8 @@ def main() -> None:
   page = Path(_PAGE.value) if _PAGE.value else None
   if page is not None:
     replace_table(page.read_text(), "")  # before anything is compiled
-  path = Path(_OUT.value) / "costs.json"
+  path = report.folder() / "costs.json"
   found = json.loads(path.read_text()) if path.exists() else {}
-  path.parent.mkdir(parents=True, exist_ok=True)
   for name in _ONLY.value or systems:
     known = found.get(name, {}).get("jax") == jax.__version__
     if known and not (_AGAIN.value and name in _ONLY.value):
