@@ -53,15 +53,10 @@ class LossSums:
 
 @jax.named_scope("loss")
 def cross_entropy(
-  hidden: Float[Array, "*rows T D"],
-  head: Float[Array, "V D"],
-  targets: Int[Array, "*rows T"],
-  weights: Num[Array, "*rows T"],
-  *,
-  chunk_size: int,
-  softcap: float = 0.0,
-  by_row: bool = False,
-) -> LossSums:
+  hidden: Float[Array, "*rows T D"], head: Float[Array, "V D"],
+  targets: Int[Array, "*rows T"], weights: Num[Array, "*rows T"], *,
+  chunk_size: int, softcap: float = 0.0, by_row: bool = False,
+) -> LossSums:  # fmt: skip
   """Returns the sums of the cross-entropy of softmax(hidden @ headᵀ) against targets.
 
   A scan runs over chunks of T and recomputes a chunk's logits in the backward pass. A chunk takes
