@@ -9,7 +9,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 _FOLDER, _SWITCH = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
-_SECONDS = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+_ON = ("y", "yes", "t", "true", "on", "1")  # as JAX reads its variables
 _MOST = 2**30  # bytes
 
 
@@ -24,7 +24,7 @@ def keep(environment: MutableMapping[str, str]) -> None:
   Args:
     environment: the variables of this process.
   """
-  if _FOLDER in environment or _SWITCH in environment:
+  if _FOLDER in environment or environment.get(_SWITCH, "1").lower() not in _ON:
     return
   try:
     caches = Path(environment.get("XDG_CACHE_HOME", ""))
@@ -38,7 +38,7 @@ def keep(environment: MutableMapping[str, str]) -> None:
   if not os.access(folder, os.W_OK):
     return
   environment[_FOLDER] = str(folder)
-  environment.setdefault(_SECONDS, "0.2")
+  environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
   with contextlib.suppress(OSError):  # nobody reads, or somebody else has removed a file
     if new:
       told = f"compiled programs are kept; with {_SWITCH}=0 they are not:\n  {folder}"

@@ -25,6 +25,12 @@ def test_a_folder_of_the_user_is_named_once(tmp_path, capsys):
   assert capsys.readouterr() == ("", "")
 
 
+def test_who_asks_for_it_gets_it(tmp_path):
+  environment = {"XDG_CACHE_HOME": str(tmp_path), "JAX_ENABLE_COMPILATION_CACHE": "True"}
+  kept_programs.keep(environment)
+  assert environment[FOLDER].startswith(str(tmp_path))
+
+
 def test_what_was_read_longest_ago_goes_first(tmp_path, monkeypatch):
   environment = {"XDG_CACHE_HOME": str(tmp_path)}
   kept_programs.keep(environment.copy())

@@ -81,15 +81,15 @@ class FromHuggingFace:
 
   @property
   def source(self) -> Location:
-    """See `FromRun`."""
+    """Returns the place of the files, as messages name it."""
     return self.files.place
 
   def tokenizer(self) -> str:
-    """See `FromRun`."""
+    """Returns the text of the tokenizer file that a run with this tokenizer has."""
     return huggingface.tokenizer(self.files).record
 
   def shapes(self, config: DecoderConfig) -> Shapes:
-    """See `FromRun`."""
+    """Returns the shapes of all parameters by path, with the positions that `config` reaches."""
     theirs = huggingface.read_config(self.files, ignore=self.ignore)
     reached = min(theirs.max_positions, config.max_positions)
     theirs = dataclasses.replace(theirs, max_positions=reached)
@@ -97,17 +97,17 @@ class FromHuggingFace:
     return {path: leaf.shape for path, leaf in _parameters(model).items()}
 
   def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> Mapping[str, Array]:
-    """See `FromRun`."""
+    """Returns the parameters of these paths, with these shapes and shardings."""
     found = _parameters(huggingface.load(self.files, layout=layout, ignore=self.ignore))
     return {path: _first_rows(found[path], leaf) for path, leaf in wanted.items()}
 
   def identity(self, config: DecoderConfig) -> Mapping[str, Any]:
-    """See `FromRun`; the dtype of activations is that of `config`."""
+    """Returns the settings of the model; the dtype of activations is that of `config`."""
     theirs = huggingface.read_config(self.files, dtype=config.dtype, ignore=self.ignore)
     return workdir.model_identity(theirs)
 
   def facts(self) -> dict[str, str | int | None]:
-    """See `FromRun`; the digest covers all files of the model."""
+    """Returns the digest of all files of the model."""
     digest = hashlib.sha256()
     for path in self.files.paths():
       with locations.open_regular(path) as file:
