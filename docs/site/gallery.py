@@ -1,6 +1,7 @@
 """One page for every residual system: what the repository knows of it, put together."""
 
 import inspect
+import json
 import re
 
 import pictures
@@ -33,7 +34,7 @@ resjax train --config=tiny --config.model.residual.name={name}
 - **Against it, or not shown:** {against}
 
 These rows are from [the comparison of all systems](../../systems.md#before-believing-a-row), which
-says how far such figures go.
+says how far such figures go. {public}
 
 ## What it costs
 
@@ -158,6 +159,7 @@ def _more(name, cls):
   families = (ROOT / "tests" / "helpers" / "systems").glob("*.py")
   (equations,) = (path for path in families if f"\ndef {name}(" in path.read_text())
   return {
+    "public": _public(name),
     "file": _module_link(own),
     "others": ", ".join(map(_module_link, others)),
     "scan": _SCANS[cls.strategy],
@@ -166,6 +168,14 @@ def _more(name, cls):
     "options": _OPTIONS.format(" ".join(left_out[1].split())) if left_out else "",
     "equations": f"../../../{equations.relative_to(ROOT)}",
   }
+
+
+def _public(name):
+  """Returns which public comparisons have a system, with a link to their tables."""
+  studies = json.loads((DOCS / "systems" / "public.json").read_text()).values()
+  found = [s["title"].split(",")[0] for s in studies if name in [r["system"] for r in s["rows"]]]
+  link = "[public comparisons](../../systems.md#two-public-comparisons)"
+  return f"Of two {link} it is in {' and '.join(found) or 'neither'}."
 
 
 def _module_link(module):

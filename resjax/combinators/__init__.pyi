@@ -44,6 +44,7 @@ from .systems.gemma3n_laurel import Gemma3nLaurel as Gemma3nLaurel
 from .systems.highway import Highway as Highway
 from .systems.hyper_connections import HyperConnections as HyperConnections
 from .systems.independent_hc import IndependentHC as IndependentHC
+from .systems.keel import Keel as Keel
 from .systems.laurel import Laurel as Laurel
 from .systems.layerscale import LayerScale as LayerScale
 from .systems.lns import LNS as LNS
@@ -53,6 +54,7 @@ from .systems.mhc_lite import MHCLite as MHCLite
 from .systems.muddformer import MUDDFormer as MUDDFormer
 from .systems.multi_gate import MultiGate as MultiGate
 from .systems.rezero import ReZero as ReZero
+from .systems.siamese_norm import SiameseNorm as SiameseNorm
 from .systems.standard import Standard as Standard
 from .systems.unet_skips import UNetSkips as UNetSkips
 from .systems.wide_residual import WideResidual as WideResidual

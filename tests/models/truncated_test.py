@@ -17,6 +17,7 @@ OPTIONS = {
   "deepnorm": lambda num_layers: {"alpha": 1.5},
   "delta_block_attn_res": lambda num_layers: {"layers_per_block": min(2, num_layers)},
   "depth_attention": lambda num_layers: {"window": 2},
+  "keel": lambda num_layers: {"alpha": 1.5},
   "mhc": lambda num_layers: {"sinkhorn_iterations": 3},  # each is compiled
 }
 OUT_OF_SCOPE = ("unet_skips",)  # which layers add a skip goes by L: they are halves of a U

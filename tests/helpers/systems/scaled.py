@@ -1,4 +1,4 @@
-"""Scaled, gated and post-norm residuals: ReZero, LayerScale, Highway, DeepNorm, LNS."""
+"""Scaled, gated and post-norm residuals: ReZero, LayerScale, Highway, DeepNorm, KEEL, LNS."""
 
 import numpy as np
 
@@ -40,6 +40,15 @@ def deepnorm(params, weights, x, sites, *, alpha=0.0, eps=1e-5):
   return x
 
 
+def keel(params, weights, x, sites, *, alpha=0.0, eps=1e-6):
+  """LN(alpha x + F(LN(x))), alpha = 2L; layer 1: x + Attn(LN(x)), then LN(x + FFN(LN(x)))."""
+  alpha = alpha or num_layers(weights, sites) * len(sites)
+  for layer, index, run in sublayers(weights, sites):
+    y = x * (1 if layer == 0 else alpha) + run(x)[1]
+    x = y if (layer, index) == (0, 0) else rms(y, eps) * params["gain"][layer, index]
+  return x
+
+
 def lns(params, weights, x, sites, *, eps=1e-6):
   """h = LayerNorm(x) / sqrt(l) for both sublayers of layer l = 1, 2, ..."""
   for layer, index, run in sublayers(weights, sites, pre_norm=False):
@@ -49,8 +58,11 @@ def lns(params, weights, x, sites, *, eps=1e-6):
 
 
 EQUATIONS = {
-  "rezero": rezero, "layerscale": layerscale, "highway": highway, "deepnorm": deepnorm, "lns": lns,
+  "rezero": rezero, "layerscale": layerscale, "highway": highway, "deepnorm": deepnorm,
+  "keel": keel, "lns": lns,
 }  # fmt: skip
+
+_NO_OUTER_NORM = {"gain": ((0, 0),)}  # the first site of the first layer
 
 CASES = (
   Case("rezero", learns_at_init=("alpha",)),
@@ -61,6 +73,8 @@ CASES = (
   Case("highway", {"granularity": "token", "bias_init": -3.0}, learns_at_init=("weight", "bias")),
   Case("deepnorm", learns_at_init=("norm_scale", "norm_bias")),
   Case("deepnorm", {"alpha": 1.0, "eps": 0.1}, learns_at_init=("norm_scale", "norm_bias")),
+  Case("keel", dead=_NO_OUTER_NORM, learns_at_init=("gain",)),
+  Case("keel", {"alpha": 1.5, "eps": 0.1}, dead=_NO_OUTER_NORM, learns_at_init=("gain",)),
   Case("lns", learns_at_init=("gain",)),
   Case("lns", {"eps": 0.1}, learns_at_init=("gain",)),
 )
@@ -72,6 +86,7 @@ COSTS = {  # L = 2, two sites
   ("highway",): Costs(4 * (D**2 + D), D, 4 * (2 * D**2 + D + 3 * D)),  # product, bias, mix
   ("highway", ("granularity", "token")): Costs(4 * (D + 1), D, 4 * (2 * D + 3 * D)),
   ("deepnorm",): Costs(4 * 2 * D, D, 4 * (2 + 4 + 3) * D),
+  ("keel",): Costs(4 * D, D, (4 * (2 + 4) + 2) * D),  # and plain sums at the first sites
   ("lns",): Costs(4 * D, D, 4 * (4 + 1) * D),  # square, sum, norm, gain; add
 }
 
@@ -83,5 +98,7 @@ BAD_OPTIONS = (  # for 3 layers
   ("highway", {"bias_init": 0.0}, ["bias_init=0.0", "bias_init < 0"]),
   ("deepnorm", {"alpha": -1.0}, ["alpha=-1.0", "alpha >= 0"]),
   ("deepnorm", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
+  ("keel", {"alpha": -1.0}, ["alpha=-1.0", "alpha >= 0"]),
+  ("keel", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
   ("lns", {"eps": 0.0}, ["eps=0.0", "eps > 0"]),
 )

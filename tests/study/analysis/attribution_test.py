@@ -10,9 +10,9 @@ from tests.helpers import alignment, decoders
 PROMPT = np.array([3, 17, 5, 5, 29, 11], np.int32)
 # Combinators whose weights of one write depend on the other writes.
 REFUSED = {
-  "highway", "deepnorm", "depth_attention", "deep_delta", "deep_cross_attention", "muddformer",
+  "highway", "deepnorm", "keel", "depth_attention", "deep_delta", "deep_cross_attention",
   "hyper_connections", "mhc", "mhc_lite", "independent_hc", "gated_residual", "gemma3n_laurel",
-  "multi_gate",
+  "multi_gate", "muddformer", "siamese_norm",
 }  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from resjax.study.analysis.states import states
 from tests.helpers import decoders
 
 SAME = {
-  "attenuation", "deepnorm", "gate", "gemma3n_laurel", "highway", "laurel", "layerscale", "rezero",
-  "standard",
+  "attenuation", "deepnorm", "gate", "gemma3n_laurel", "highway", "keel", "laurel", "layerscale",
+  "rezero", "standard",
 }  # fmt: skip
 
 

@@ -1,0 +1,80 @@
+"""The two public comparisons of residual systems, from docs/systems/public.json, which holds them.
+
+  python -m docs.systems.public
+
+draws docs/systems/depth.png, loss against depth; the tables of docs/systems.md are written by
+`python -m docs.recompute`. Figures of hyper-connection-factory are as its own page prints them.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from resjax.study.analysis import plots
+
+FOLDER = pathlib.Path(__file__).parent
+DRAWN = ("depthbench",)  # the studies that have losses by depth, a panel each
+
+
+def studies() -> Mapping[str, Any]:
+  """Returns all studies by name: title, shapes, and a row for each design."""
+  return json.loads((FOLDER / "public.json").read_text())
+
+
+def numbers() -> dict[str, str]:
+  """Returns the table of every study by its name."""
+  return {name: "\n" + "\n".join(_table(study)) + "\n" for name, study in studies().items()}
+
+
+def _table(study: Mapping[str, Any]) -> Iterator[str]:
+  has_rates = "rate" in study["rows"][0]
+  heads = ["design", "here", *study["shapes"], *["best rate"] * has_rates]
+  yield f"| {' | '.join(heads)} |"
+  yield "|---" * len(heads) + "|"
+  for row in study["rows"]:
+    values = [*row["values"], *[None] * (len(study["shapes"]) - len(row["values"]))]
+    cells = [row["design"], _here(row), *map(_cell, values), *[row.get("rate")] * has_rates]
+    yield f"| {' | '.join(cells)} |"
+
+
+def _here(row: Mapping[str, str]) -> str:
+  names = (row["system"], row.get("options"))
+  return ", ".join(f"`{name}`" for name in names if name) or "–"
+
+
+def _cell(value: float | str | None) -> str:
+  return "" if value is None else value if isinstance(value, str) else f"{value:.3f}"
+
+
+def figure() -> Figure:
+  """Draws the loss of every design against the number of layers, a panel for each study."""
+  drawn = Figure(figsize=(1.6 + 5.4 * len(DRAWN), 4.6), layout="constrained")
+  for axes, name in zip(drawn.subplots(1, len(DRAWN), squeeze=False).flat, DRAWN, strict=True):
+    _panel(axes, studies()[name])
+  return drawn
+
+
+def _panel(axes: Axes, study: Mapping[str, Any]) -> None:
+  layers = [int(shape.split()[0]) for shape in study["shapes"]]
+  rows = sorted(study["rows"], key=lambda row: -row["values"][4])  # as lines lie at 32 layers
+  for i, row in enumerate(rows):
+    axes.plot(
+      layers[: len(row["values"])], row["values"], label=row["design"],
+      color=plots.COLOURS[i % 7], marker=plots.MARKERS[i % 8], linestyle="-" if i < 7 else "--",
+    )  # fmt: skip
+  axes.set_xscale("log")
+  axes.set_xticks(layers, map(str, layers))
+  axes.minorticks_off()
+  axes.set_xlabel("layers, at about the same number of parameters")
+  axes.set_ylabel("validation loss (nats per token)")
+  axes.set_title(study["title"], fontsize="medium")
+  axes.grid(alpha=0.3)
+  axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
+
+
+if __name__ == "__main__":
+  figure().savefig(FOLDER / "depth.png", dpi=150)
