@@ -121,6 +121,9 @@ class Combinator(nnx.Module):
     needs_pre_norms: whether that fails in a model whose branches read what no norm has touched
       (config.model.pre_norm=False, as in OLMo 2): a fresh read is the stream times a number, or
       is normalised already.
+    equals_standard_from_norms: whether one that took the gains of a model by `from_norms` computes
+      what `standard` computes in that model, up to the eps of norms, also where a fresh one does
+      not.
     decayed_parameters: the names of the parameters that take weight decay; the others never do.
     per_layer: the names of the parameters that have a leading axis L and of which layer i uses row
       i alone. A scan hands each layer a combinator that has just its row of them, with a leading
@@ -136,6 +139,7 @@ class Combinator(nnx.Module):
   branch_init_gain: float = 1.0
   equals_standard_at_init: bool = True
   needs_pre_norms: bool = False
+  equals_standard_from_norms: bool = False
   decayed_parameters: tuple[str, ...] = ()
   per_layer: tuple[str, ...] = ()
 
@@ -297,12 +301,12 @@ class Combinator(nnx.Module):
     """Returns parameters by name that make reads normalise like the norms of a given model.
 
     A model with this combinator can start from the weights of a model with RMS norms only if the
-    combinator takes the gains of the norms that it replaces (see `final_norm`). By default it
-    takes none.
+    combinator takes the gains of the norms that it replaces (see `pre_norm` and `final_norm`). By
+    default it takes none.
 
     Args:
-      gains: the gains of the RMS norms by site, [L, D] for each site that the model had, and of the
-        final norm by `OUTPUT`, [D].
+      gains: the gains of the RMS norms that it replaces: by site, [L, D] for each site that the
+        model had, and of the final norm by `OUTPUT`, [D].
     """
     return {}
 

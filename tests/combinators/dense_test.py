@@ -1,6 +1,7 @@
 """Identities and limits of the systems that mix the outputs of earlier layers."""
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,22 @@ DCA = "deep_cross_attention"
 
 def values_and_gradients(made):
   return toy.jitted(toy.run, made, LAYERS, X)
+
+
+def test_deep_muddformer_without_norms_is_warned_of_once():
+  def make(num_layers, **options):
+    sizes = {"num_layers": num_layers, "d_model": 8}
+    return nnx.eval_shape(lambda: combinators.MUDDFormer(**sizes, **options, rngs=nnx.Rngs(0)))
+
+  with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("default")
+    make(23)
+    make(24, pre_post_norm=True)
+    assert not found
+    for _ in range(2):
+      make(24)
+  (one,) = found
+  assert "diverged with 24 layers" in str(one.message) and "pre_post_norm=True" in str(one.message)
 
 
 @pytest.mark.parametrize("last", [0, 2])

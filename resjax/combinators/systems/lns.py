@@ -1,10 +1,13 @@
 """LayerNorm Scaling: norms before branches whose output shrinks with depth."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Float
 
+from resjax.base import Array
 from resjax.combinators.base import Layer, Stream, Views
 from resjax.combinators.checks import check_option
 from resjax.combinators.numerics import scaled_norm
@@ -35,6 +38,7 @@ class LNS(Standard):
 
   pre_norm = False
   equals_standard_at_init = False
+  equals_standard_from_norms = True
   per_layer = ("gain",)
 
   def __init__(self, *, eps: float = 1e-6, **options: Any):
@@ -45,3 +49,9 @@ class LNS(Standard):
   def read(self, state: Stream, layer: Layer, site: str) -> tuple[Views, Any]:
     gain = self._row(self.gain, layer, site) / jnp.sqrt(jnp.asarray(layer + 1, self.gain.dtype))
     return {"x": scaled_norm(state, gain, self.eps)}, None
+
+  def from_norms(self, gains: Mapping[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:
+    """See `Combinator.from_norms`: a gain takes the √ℓ that its read takes away."""
+    plain = jnp.ones((self.num_layers, self.d_model))
+    sites = jnp.stack([gains.get(site, plain) for site in self.sites], axis=1)
+    return {"gain": sites * jnp.sqrt(jnp.arange(1.0, self.num_layers + 1))[:, None, None]}

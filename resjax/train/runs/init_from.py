@@ -115,15 +115,18 @@ def _inheritance(
 def _norms(theirs: Shapes, model: ModelDef) -> dict[str, str]:
   """Returns the paths of the parent's RMS norm gains that a combinator replaces.
 
-  Keys are sites, and OUTPUT for the final norm. There are none if the parent has no final norm:
-  then its own combinator replaced it.
+  Keys are sites, and OUTPUT for the final norm. There are none if the combinator replaces the final
+  norm and the parent has none: then its own combinator replaced it.
   """
-  if model.combinator.final_norm or model.config.norm != "rmsnorm":
+  if model.config.norm != "rmsnorm":
     return {}
-  paths = {site: f"layers/norms/{site}/x/scale" for site in model.combinator.sites}
-  paths[OUTPUT] = "final_norm/scale"
+  replaced, paths = model.combinator, {}
+  if not replaced.pre_norm:
+    paths = {site: f"layers/norms/{site}/x/scale" for site in replaced.sites}
+  if not replaced.final_norm:
+    paths[OUTPUT] = "final_norm/scale"
   found = {place: path for place, path in paths.items() if path in theirs}
-  return found if OUTPUT in found else {}
+  return found if replaced.final_norm or OUTPUT in found else {}
 
 
 def _from_norms(combinator: Combinator, gains: Mapping[str, Array]) -> dict[str, Array]:
@@ -182,6 +185,8 @@ def changes(parent: Parent, model: ModelDef, run: Run) -> list[str]:
   was, name = old.get(f"{_RESIDUAL}name"), run.decoder.residual.name
   fresh = model.combinator
   is_neutral = fresh.equals_standard_at_init and (run.decoder.pre_norm or not fresh.needs_pre_norms)
+  if fresh.equals_standard_from_norms and _norms(parent.shapes(run.decoder), model):
+    is_neutral = True
   neutral = was == "standard" and is_neutral
   if neutral and run.decoder.short_swa.zero_init:  # a new site adds zero at first
     reasons = [reason for reason in reasons if not reason.startswith(_NEW_SITE)]

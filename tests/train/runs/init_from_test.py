@@ -154,6 +154,17 @@ def test_a_combinator_in_place_of_norms_takes_their_gains(parent, learned):
     started(ModelDef(layer_norms, layouts.layout(devices=jax.devices()[:1])), parent)
 
 
+def test_a_combinator_in_place_of_the_norms_of_branches_goes_on_with_the_parents_function(
+  root, parent, learned
+):
+  """`lns` divides what it reads by the root of the layer, which its gains make up for."""
+  model = model_def("lns")
+  params, inheritance = started(model, parent)
+  np.testing.assert_allclose(loss(model, params), learned[1], rtol=1e-5)
+  assert sorted(inheritance.norms) == ["attention", "mlp"] and not inheritance.new
+  assert init_from.changes(parent, model, experiment.build(settings(root, root / "o", "lns"))) == []
+
+
 @pytest.mark.slow
 def test_run_starts_from_a_workdir_and_resumes_without_it(root, parent):
   moved = shutil.copytree(parent.saved.workdir, root / "moved")
