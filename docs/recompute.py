@@ -16,12 +16,13 @@ import sys
 from collections.abc import Callable, Mapping
 
 from docs.comparisons import coverage
-from docs.findings import depth_retrieval, one_parent, real_models, statements
+from docs.findings import depth, depth_retrieval, one_parent, real_models, statements
 from docs.systems import public
 
 DOCS = pathlib.Path(__file__).parent
 SOURCES: Mapping[str, Callable[[], Mapping[str, str]]] = {
   "coverage": coverage.numbers,
+  "depth": depth.numbers,
   "depth_retrieval": depth_retrieval.numbers,
   "one_parent": one_parent.numbers,
   "public": public.numbers,

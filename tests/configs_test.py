@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from configs import base
+from configs.ablations import depthbench, depthbench_1m, lns_rate
 from resjax import combinators
 from resjax.base.records.metrics_log import METRICS_FILE, read_metrics
 from resjax.combinators.systems import gate
@@ -33,8 +34,11 @@ SWEEPS = [name for name in MODULES if name.startswith("configs.ablations.")]
 SIZES = ("tiny", "gpt2_124m")
 PLANNED = (
   "configs.ablations.causal_shift_124m",
+  "configs.ablations.depthbench",
+  "configs.ablations.depthbench_1m",
   "configs.ablations.gated_residual",
   "configs.ablations.h100_45min",
+  "configs.ablations.lns_rate",
 )
 WITHOUT_SIZE = (
   "configs.ablations.compare",
@@ -145,6 +149,7 @@ def test_llama_configs_have_their_sizes(module, parameters, tokens):
 @pytest.mark.parametrize(("module", "size"), RUNS)
 def test_every_run_of_a_sweep_builds(module, size):
   config = _load(module, size)
+  config.mesh.update(data=-1, fsdp=1)
   runs = expand(config, importlib.import_module(module).sweep(config))
   built = [experiment.build(run.config) for run in runs]
   first = "unchanged" if module.endswith("one_parent") else "standard"
@@ -157,6 +162,7 @@ def test_every_run_of_a_sweep_builds(module, size):
 def _planned(module, argument=None):
   """Returns the questions of a planned sweep, its plan, and the first run of each arm by name."""
   config = _load(module, argument)
+  config.mesh.update(data=-1, fsdp=1)
   file = importlib.import_module(module)
   arms = {run.arm: run.overrides for run in expand(config, file.sweep(config))}
   asked = plan.questions(file.PLAN, list(arms))
@@ -181,6 +187,62 @@ def test_h100_45min_is_the_plan_that_it_says():
   # The warm-up and the blocks fit the runs of tuning, too.
   assert run.optim.warmup_steps < asked.tuning.steps
   dry_run(runs["hyper_connections"], Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize(
+  ("module", "millions"),
+  [
+    # As the table of DepthBench's configs/README.md has them, with 24 rows more in two embeddings.
+    (depthbench, {16: 407, 20: 414, 24: 405, 28: 406, 32: 399, 42: 404, 70: 409}),
+    # Of the layers: 12 D² each and their norms.
+    (depthbench_1m, {6: 1.038, 12: 1.018, 24: 1.040, 48: 1.020}),
+  ],
+)
+def test_shapes_of_depthbench_hold_the_parameters(module, millions):
+  assert [*module.SHAPES] == [*millions]
+  for layers, wanted in millions.items():
+    config = module.get_config(str(layers))
+    config.mesh.fsdp = 1
+    run = experiment.build(config)
+    counted = model_costs(program.build(run).model, run)["parameters"]
+    if module is depthbench_1m:
+      counted -= run.decoder.d_model * (run.data.tokenizer.vocab_size + 1)
+    assert counted / 1e6 == pytest.approx(wanted, abs=0.5 if wanted > 100 else 0.0006)
+    assert 6 <= -(-layers // config.model.residual.block_attn_res.layers_per_block) <= 8
+  with pytest.raises(ValueError, match="'7' layers: one of"):
+    module.get_config("7")
+
+
+@pytest.mark.parametrize("argument", ["depthbench:70", "depthbench_1m:48", "lns_rate:48,0.002"])
+def test_depth_sweeps_are_the_plans_that_they_say(argument):
+  name, _, shape = argument.partition(":")
+  asked, made, runs = _planned(f"configs.ablations.{name}", shape)
+  assert all(pair in asked.contrasts for pair in {
+    "depthbench": [(arm, "standard") for arm in runs if arm != "standard"],
+    "depthbench_1m": [(arm, "standard") for arm in runs if arm != "standard"]
+    + [("hyper_connections", "mhc")],
+    "lns_rate": [("lns-x5", "lns")],
+  }[name])  # fmt: skip
+  (tokens,) = {arm.tokens for arm in made.arms.values()}
+  assert tokens == pytest.approx(8e9 if name == "depthbench" else 256_000, rel=0.01)
+  rates = {arm: run.optim.learning_rate for arm, run in runs.items()}
+  if name == "lns_rate":
+    assert rates == {"standard": 0.002, "standard-x5": 0.01, "lns": 0.002, "lns-x5": 0.01}
+  else:
+    assert len(runs) == 10 and asked.tuning.seed not in asked.seeds
+    assert runs["sandwich"].decoder.post_norm and not runs["deepnorm"].decoder.scaled_output_init
+    grid = asked.tuning.settings["optim.learning_rate"]
+    assert all(run.optim.warmup_steps * 10 == run.train.steps for run in runs.values())
+  if name == "depthbench":
+    assert [rates["standard"] * factor for factor in grid] == [5e-4, 1e-3, 2e-3, 5e-3]
+    assert rates["lns"] * grid[-1] == pytest.approx(2e-2)
+    dry_run(runs["mhc"], Console(file=io.StringIO()))
+
+
+def test_lns_rate_names_what_its_argument_may_be():
+  for argument in ("24", "24,fast", "0.004"):
+    with pytest.raises(ValueError, match=r"LAYERS,RATE|layers: one of"):
+      lns_rate.get_config(argument)
 
 
 @pytest.mark.parametrize("name", ["ablations.gated_residual", "tiny", "gpt2_124m", "llama_1p3b"])

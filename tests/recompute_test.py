@@ -6,7 +6,8 @@ import pytest
 from scipy import stats
 
 from docs import recompute
-from docs.findings import statements
+from docs.findings import depth, statements
+from docs.systems import public
 from resjax.study.sweeps import comparison, plan, table
 
 PAGE = "The arm is <!--a.mean-->0.1<!--/--> above.\n\n<!--a.table-->\nold\n<!--/-->\n"
@@ -59,6 +60,41 @@ def test_a_statement_has_the_figures_of_its_values():
   low, high = stats.ttest_rel(values["a"], values["b"]).confidence_interval()
   wanted = f"+1.5 (\N{MINUS SIGN}{-low:.1f} to +{high:.1f}), n = 3, p = {2 * p[1]:#.2g}"
   assert made["a-b"] == wanted and p[1] < p[0] < 2 * p[1]  # Holm
+
+
+def test_the_order_of_designs_is_told_by_pairs_that_are_reversed_for_sure():
+  def values(**means):
+    noise = (0.0, 1e-4, -1e-4, 2e-4, 1e-4)
+    return {
+      arm: {seed: mean + x * (1 + place) for seed, x in enumerate(noise)}
+      for place, (arm, mean) in enumerate(means.items())
+    }
+
+  shallow = values(a=1.0, b=1.1, c=1.2)
+  same = depth.order(shallow, values(a=2.0, b=2.1, c=2.2))
+  assert (same["order"], same["order.pairs"]) == ("refuted", "none")
+  turned = depth.order(shallow, values(a=2.1, b=2.0, c=2.2))
+  assert (turned["order"], turned["order.pairs"]) == ("confirmed", "`a` and `b`")
+  assert turned["order.counts"] == "1 of 3 pairs of means, 1 for sure"
+  unsure = depth.order(shallow, values(a=2.0001, b=2.0, c=2.2))
+  assert (unsure["order"], unsure["order.pairs"]) == ("undecided", "none")
+  one = depth.order(*({a: {0: v[0]} for a, v in x.items()} for x in (shallow, values(b=1, a=2))))
+  assert one["order"] == "undecided"
+  found = [depth.verdict(v) for v in ("better, within the margin", "worse", "equal", "diverged")]
+  assert found == ["confirmed", "refuted", "refuted", "undecided"]
+
+
+def test_the_picture_of_depth_has_our_sweeps_beside_the_public_one(monkeypatch):
+  assert len(public.figure().axes) == len(public.DRAWN) + bool(depth.losses())
+  ours = {6: {"standard": {1: 2.2, 2: 2.4}, "lns": {1: 2.3}}, 48: {"standard": {1: 2.5, 2: 2.7}}}
+  monkeypatch.setattr(depth, "losses", lambda: ours)
+  *_, panel = public.figure().axes
+  assert [text.get_text() for text in panel.get_xticklabels()] == ["6", "48"]
+  bars = {one.get_label(): one for one in panel.containers}
+  assert [*bars] == ["standard", "lns"]
+  assert [*bars["standard"].lines[0].get_ydata()] == pytest.approx([2.3, 2.6])
+  (first, _), *_ = (lines.get_segments() for lines in bars["standard"].lines[2])
+  assert first[:, 1] == pytest.approx([2.3 - 0.1 * 12.706, 2.3 + 0.1 * 12.706], abs=1e-4)
 
 
 @pytest.mark.parametrize(

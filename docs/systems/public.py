@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from docs.findings import depth
 from resjax.study.analysis import plots
 
 FOLDER = pathlib.Path(__file__).parent
@@ -51,10 +52,19 @@ def _cell(value: float | str | None) -> str:
 
 
 def figure() -> Figure:
-  """Draws the loss of every design against the number of layers, a panel for each study."""
-  drawn = Figure(figsize=(1.6 + 5.4 * len(DRAWN), 4.6), layout="constrained")
-  for axes, name in zip(drawn.subplots(1, len(DRAWN), squeeze=False).flat, DRAWN, strict=True):
+  """Draws the loss of every design against the number of layers, a panel for each study.
+
+  The last one is for the sweeps of configs/ablations/depthbench_1m.py, where they are kept.
+  """
+  ours = depth.losses()
+  count = len(DRAWN) + bool(ours)
+  drawn = Figure(figsize=(1.6 + 5.4 * count, 4.6), layout="constrained")
+  panels = drawn.subplots(1, count, squeeze=False).flat
+  for axes, name in zip(panels, DRAWN, strict=False):
     _panel(axes, studies()[name])
+  if ours:
+    depth.panel(drawn.axes[-1], ours)
+    _label(drawn.axes[-1], "here, 1M parameters, five seeds")
   return drawn
 
 
@@ -68,10 +78,14 @@ def _panel(axes: Axes, study: Mapping[str, Any]) -> None:
     )  # fmt: skip
   axes.set_xscale("log")
   axes.set_xticks(layers, map(str, layers))
+  axes.set_ylabel("validation loss (nats per token)")
+  _label(axes, study["title"])
+
+
+def _label(axes: Axes, title: str) -> None:
   axes.minorticks_off()
   axes.set_xlabel("layers, at about the same number of parameters")
-  axes.set_ylabel("validation loss (nats per token)")
-  axes.set_title(study["title"], fontsize="medium")
+  axes.set_title(title, fontsize="medium")
   axes.grid(alpha=0.3)
   axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
 
