@@ -253,7 +253,7 @@ class DepthBlocks(DepthReader):
     """See `Combinator.open_block`. The first of two phases is the reads of all sites."""
     if self.scores.plain:
       return sources, None
-    queries, key_scales = self.scores.folded(self._block_reader()).values()
+    queries, key_scales = self.scores.folded(self._block_reader(sources)).values()
     if not self._in_two_phases(sources, queries):
       return sources, None
     returned: Any = depth_attention_block(  # a pair, because of return_sources
@@ -272,8 +272,12 @@ class DepthBlocks(DepthReader):
     options.pop("eps")
     return self.num_heads == 1 and moves_less and has_block_kernel(sources, queries, **options)
 
-  def _block_reader(self) -> Reader:
-    """Returns the parameters of all reads of a depth block, [reads, ...] each."""
+  def _block_reader(self, sources: Sources) -> Reader:
+    """Returns the parameters of all reads of a depth block, [reads, ...] each.
+
+    Args:
+      sources: those that are complete before the block.
+    """
     prefixes = ("", "view_") if self.own_readers else ("",)
     parts = [self._readers(prefix) for prefix in prefixes]
     joined = {name: jnp.concatenate([p[name][...] for p in parts], 1) for name in parts[0]}

@@ -23,7 +23,7 @@ def block_attn_res(
   """Sources: the embedding, a sum for each completed block, the running sum of this one.
 
   params: query and key_scale [L, S, D]; final_query and final_key_scale [D].
-  Left out: value_norm, key_norm, key_rank, scale, temperature, weights,
+  Left out: first_block, value_norm, key_norm, key_rank, scale, temperature, weights,
     dynamic_query, views.
   """
   blocks, outs = [x], []  # outs: of the sublayers of the running block

@@ -16,8 +16,9 @@ from resjax.combinators.base import (
   TokenContext,
   Views,
 )
-from resjax.combinators.checks import check_flag, check_option
+from resjax.combinators.checks import check_choice, check_flag, check_option
 from resjax.combinators.depth_reader import DepthBlocks, OutputReader
+from resjax.combinators.depth_scores import Reader
 from resjax.combinators.numerics import rms_normalized
 from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources, depth_attention_merge
@@ -39,6 +40,12 @@ class BlockAttnRes(DepthBlocks, OutputReader):
   routing) are left out: the bias of their logits and the place of the running block are not
   published.
 
+  At DepthBench (arXiv 2609.32534) trained softmaxes of the first block ignore its running sum, so
+  that the layers of this block read the embedding again and again. `first_block="uniform"` rules
+  that out: the reads of this block weigh x and the running sum alike, like those of a fresh
+  network, and so are parallel to the stream x + Σ o_i of `standard`; queries choose between
+  sources from the second block on.
+
   With `rms_block` a completed block is Σ_i RMS(o_i), without gain, over its outputs o_i; x and
   the running sum stay raw. A last block that is shorter counts as completed. Its uniform mean is
   not parallel to the stream, so a fresh network is not `standard`.
@@ -49,6 +56,7 @@ class BlockAttnRes(DepthBlocks, OutputReader):
 
   Args:
     layers_per_block: layers summed into one source, 1..L. (The paper's figure counts sublayers.)
+    first_block: `free`, or `uniform`, where queries of the first block are not used.
     rms_block: whether outputs are normalised before they are summed into a completed block.
     two_phase: whether a scan reads the complete sources once for all sites of a block, and then
       merges the running sum site by site; the function is the same up to rounding. `auto` does so
@@ -73,8 +81,11 @@ class BlockAttnRes(DepthBlocks, OutputReader):
     github.com/kimmichtank/rms-block-attnres, whose blocks are 4 sublayers.
   """
 
-  def __init__(self, *, rms_block: bool = False, **options: Any):
+  def __init__(self, *, first_block: str = "free", rms_block: bool = False, **options: Any):
     super().__init__(**options)
+    self.first_block = check_choice("first_block", first_block, ("free", "uniform"))
+    others = first_block == "free" or self.num_blocks > 1
+    check_option("first_block", first_block, others, "free where there is one block")
     self.rms_block = check_flag("rms_block", rms_block)
     weights = self.scores.weights
     check_option("weights", weights, weights != "static", "softmax, sigmoid")
@@ -92,6 +103,21 @@ class BlockAttnRes(DepthBlocks, OutputReader):
 
   def _has_started(self, layer: Layer, site: str) -> bool | Array:
     return (layer % self.layers_per_block != 0) | (site != self.sites[0])
+
+  def _reader(self, layer: Layer, site: str, view: str = "x") -> Reader:
+    reader = super()._reader(layer, site, view)
+    return reader if site == OUTPUT else self._in_block(reader, layer >= self.layers_per_block)
+
+  def _block_reader(self, sources: Sources) -> Reader:
+    is_later = jnp.sum(sources.valid()) > 1  # the first block finds the embedding alone
+    return self._in_block(super()._block_reader(sources), is_later)
+
+  def _in_block(self, reader: Reader, is_later: bool | Array) -> Reader:
+    """Returns a reader of the first block, or a later one: without queries, weights are equal."""
+    if self.first_block == "free":
+      return reader
+    chosen = {n: jnp.where(is_later, p, 0) for n, p in reader.items() if n.startswith("query")}
+    return {**reader, **chosen}
 
   def depth_weights(self, state: DepthState, layer: Layer, site: str) -> SourceWeights | None:
     """See `Combinator.depth_weights`. The running sum has the place of its block."""

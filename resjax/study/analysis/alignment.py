@@ -174,6 +174,19 @@ class DepthWeights:
   sources: tuple[str, ...]
   weights: np.ndarray
 
+  def running_sum(self) -> np.ndarray:
+    """Returns the weight of the running sum in each read of the first depth block, in order.
+
+    Reads that find no sum yet are left out; there are none where sources are no depth blocks. Where
+    it is near 0 in all of them, the layers of that block read the embedding again: DepthBench
+    (arXiv 2609.32534) calls it a dead segment.
+    """
+    if self.sources[1:2] != ("block 0",):
+      return np.zeros(0)
+    # The second read of the second block is the first one that finds another block.
+    later = np.flatnonzero((self.weights[:, 2:] != 0).any(axis=1))
+    return self.weights[1 : later[0] - 1 if len(later) else -1, 1]
+
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:

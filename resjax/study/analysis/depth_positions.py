@@ -152,6 +152,14 @@ def answer(alignment: Alignment) -> str:
     told.append(
       f"in the end the next token ranks {times:.3g} times better than a random one{chance}"
     )
+  shares = np.zeros(0)
+  if alignment.depth_weights is not None:
+    shares = alignment.depth_weights.running_sum()
+  if len(shares):
+    told.append(
+      f"the running sum of the first depth block has {shares.mean():.2f} of the weight of its "
+      f"reads ({shares.min():.2f} to {shares.max():.2f})"
+    )
   return "; ".join(told)
 
 

@@ -93,6 +93,7 @@ def block_attn_res(
   /,
   *,
   layers_per_block,
+  first_block="free",
   rms_block=False,
   two_phase="",
   views="x",
@@ -109,6 +110,8 @@ def block_attn_res(
 
   def read(reader):
     sources = [*blocks, sum(outs)] if outs else blocks
+    if first_block == "uniform" and len(blocks) == 1:
+      reader = {n: 0 * p if n in ("query", "query_weight") else p for n, p in reader.items()}
     return read_sources(reader, sources, sum(outs, 0 * x), eps=eps, **rule)
 
   def completed():
@@ -208,6 +211,20 @@ CASES = (
     dead={"log_scale": ((0, 0),), "view_log_scale": ((0,),), **FIRST, **_OF_VIEWS},
     learns_at_init=("query", "view_query", "final_query"),
   ),
+  *(
+    Case(  # of five layers, two have no queries
+      "block_attn_res",
+      {"layers_per_block": 2, "first_block": "uniform", **options},
+      standard_at_init=True,
+      dead={name: ((0,), (1,)) for name in ("query", "key_scale", *names)},
+      learns_at_init=("query", "final_query"),
+    )
+    for options, names in (
+      ({}, ()),
+      ({"two_phase": "always", "views": "qkv"}, ("view_query", "view_key_scale")),
+      ({"dynamic_query": True}, ("query_weight",)),
+    )
+  ),
   Case(
     "block_attn_res",
     {"layers_per_block": 3, "rms_block": True, "two_phase": "always"},
@@ -262,6 +279,12 @@ BAD_OPTIONS = (  # for 3 layers, D = 8
     "block_attn_res",
     {"two_phase": "always", "num_heads": 2},
     ["two_phase='always'", "auto, never", "num_heads=2"],
+  ),
+  ("block_attn_res", {"first_block": "stream"}, ["first_block='stream'", "free, uniform"]),
+  (
+    "block_attn_res",
+    {"first_block": "uniform", "layers_per_block": 3},
+    ["first_block='uniform'", "free where there is one block"],
   ),
   ("attn_res", {"views": "kv"}, ["views='kv'", "x, qk_v, qkv"]),
   ("attn_res", {"value_norm": "rms"}, ["value_norm='rms'", "True, False"]),

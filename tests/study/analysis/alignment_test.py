@@ -1,11 +1,15 @@
 """An alignment that is written and read again stays the same."""
 
 import dataclasses
+import itertools
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from resjax import combinators
+from resjax.combinators import OUTPUT
 from resjax.study.analysis.alignment import (
   METRICS,
   READINGS,
@@ -16,8 +20,45 @@ from resjax.study.analysis.alignment import (
   Group,
   Shift,
 )
+from tests.helpers.alignments import alignment
 
 SHIFT = ("shifts", "probability")
+
+
+def block_weights(sharpness, **options):
+  """Depth weights of every read of 5 layers in blocks of 2; queries point at the embedding."""
+  x = jnp.ones((2, 8))
+  made = combinators.BlockAttnRes(num_layers=5, d_model=8, layers_per_block=2, **options)
+  made.query[...] = jnp.full(made.query.shape, sharpness / 8)
+  state, readers, rows = made.init(x), [], []
+  for layer, site in itertools.product(range(5), made.sites):
+    readers.append(DepthPosition(layer, site))
+    rows.append(np.mean(made.depth_weights(state, layer, site), axis=1))
+    _, tape = made.read(state, layer, site)
+    state = made.write(state, layer, site, -x, tape=tape)
+  readers.append(DepthPosition(5, OUTPUT))
+  rows.append(np.mean(made.depth_weights(state, 5, OUTPUT), axis=1))
+  return DepthWeights(tuple(readers), made.source_names(), np.stack(rows))
+
+
+@pytest.mark.parametrize(
+  ("sharpness", "options", "share"),
+  [
+    (0.0, {}, 0.5),
+    (1.0, {}, 1 / (1 + np.exp(2))),  # x and the sum point in opposite directions
+    (8.0, {}, 0.0),  # a dead segment
+    (8.0, {"first_block": "uniform"}, 0.5),
+  ],
+)
+def test_the_running_sum_of_the_first_block(sharpness, options, share):
+  found = block_weights(sharpness, **options).running_sum()
+  assert found.shape == (3,)  # of four reads the first one finds no sum
+  np.testing.assert_allclose(found, share, atol=1e-5)
+
+
+def test_sources_that_are_no_blocks_have_no_running_sum():
+  weights = alignment(depth_weights=True).depth_weights
+  assert len(weights.running_sum()) == 0
 
 
 def example(depth_weights=None):

@@ -1,5 +1,5 @@
-# options: layers_per_block rms_block value_norm key_norm key_rank scale temperature weights
-# options: dynamic_query views num_heads eps
+# options: layers_per_block first_block rms_block value_norm key_norm key_rank scale temperature
+# options: weights dynamic_query views num_heads eps
 # free: implementation two_phase
 # rename: layers_per_block attn_res_block_size
 from typing import Any
@@ -53,6 +53,8 @@ class Residual(DepthReads):
       reader = self.reader(layer, site, view)
       if view == "x":
         reader |= self.vectors(self.holders[layer], self.reads[site])
+      if self.first_block == "uniform" and layer < self.layers_per_block:
+        reader |= {name: torch.zeros_like(p) for name, p in reader.items() if "query" in name}
       views[view] = self.attend(reader, sources, z=state[1])
     return views, None
 
