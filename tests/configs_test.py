@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from rich.console import Console
@@ -36,6 +37,7 @@ PLANNED = (
   "configs.ablations.causal_shift_124m",
   "configs.ablations.depthbench",
   "configs.ablations.depthbench_1m",
+  "configs.ablations.factory_s",
   "configs.ablations.gated_residual",
   "configs.ablations.h100_45min",
   "configs.ablations.lns_rate",
@@ -237,6 +239,38 @@ def test_depth_sweeps_are_the_plans_that_they_say(argument):
     assert [rates["standard"] * factor for factor in grid] == [5e-4, 1e-3, 2e-3, 5e-3]
     assert rates["lns"] * grid[-1] == pytest.approx(2e-2)
     dry_run(runs["mhc"], Console(file=io.StringIO()))
+
+
+def test_factory_s_has_the_sizes_of_the_original():
+  asked, made, runs = _planned("configs.ablations.factory_s")
+  assert [*{arm.tokens for arm in made.arms.values()}] == [pytest.approx(0.79e9, rel=0.005)]
+  assert {run.optim.learning_rate for run in runs.values()} == {2e-3} and asked.tuning is None
+  counts = {
+    arm: model_costs(program.build(run).model, run)["parameters"] for arm, run in runs.items()
+  }
+  standard = counts.pop("standard")
+  assert (standard - 50_304 * 512) / 1e6 == pytest.approx(38.55, abs=0.005)
+  assert {arm: count - standard for arm, count in counts.items()} == {
+    "hc-static-n4": 576,
+    "hc-dynamic-n4": 98_928 - 24 * 2 * 512,
+    "mhc-n4": 1_188_493,
+    "muddformer": 459_137,
+    "mhar-h4": 25_600,
+    "attnres-full": 25_600,
+  }
+
+
+def test_track3_has_the_sizes_and_rates_of_the_original():
+  run = experiment.build(_load("configs.track3"))
+  assert run.train.batch_size * run.data.seq_len == 524_288
+  assert run.train.eval_rows * run.data.seq_len == 20 * 524_288
+  assert run.decoder.scores.scale == pytest.approx(0.12)
+  fast = run.decoder.rope_theta ** (-np.arange(32) / 32)
+  np.testing.assert_allclose(fast, 1024 ** -np.linspace(0, 1, 32), rtol=1e-12)
+  moved = run.optim.learning_rate * 0.2 * 768**0.5
+  assert moved == pytest.approx(0.025)
+  assert run.optim.learning_rate * run.optim.weight_decay == pytest.approx(0.025 * 0.05)
+  dry_run(experiment.build(_load("configs.track3", "mhc")), Console(file=io.StringIO()))
 
 
 def test_lns_rate_names_what_its_argument_may_be():
