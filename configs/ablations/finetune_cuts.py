@@ -6,13 +6,14 @@ The argument is a Hugging Face folder, or a run with `standard`, as in configs/f
     --config.data.corpora.stdlib.source=TEXT
 
 `resjax intervene --hf=FOLDER --data=TEXT` shows what a cut costs without training. All
-runs start from the same parameters and see the same batches. `standard` shows what training alone
-brings, and `gate` what a learned factor for each layer and site finds. Without an argument the tiny
-model is trained from its initial values.
+runs start from the same parameters, and those of a seed see the same batches. `standard` shows what
+training alone brings, and `gate` what a learned factor for each layer and site finds; `gate-lr100`
+learns it at 100 times the rate, and `gate-alone` too, while all else stands all but still. Without
+an argument the tiny model is trained from its initial values.
 
-Hardware: what the model needs. Time: 2 runs of 200 steps, and one for each layer and alpha.
-Expect: a part of the loss that resjax intervene shows is left; late cuts are said to recover (arXiv
-2602.14760; not measured here).
+Hardware: what the model needs. Time: 4 runs of 200 steps and one for each layer and alpha, times
+the seeds; --only takes some of them.
+Expect: docs/findings/real_models.md.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ from ml_collections import ConfigDict
 
 from configs import ablations, finetune
 
-ALPHAS = (0.0, 0.5)
+ALPHAS = (0.5, 0.9)
+STILL = 1e-6  # of the rate: what is left for all parameters but the gates
+PLAN = {"contrasts": (("gate-lr100", "standard"), ("gate-alone", "standard"))}
 # The plot's horizontal axis, and the setting that each line stands for. Runs without them are
 # horizontal lines.
 CURVES = ("model.residual.attenuation.layers", "model.residual.attenuation.alpha")
@@ -52,5 +55,9 @@ def _num_layers(folder: str) -> int | None:
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
   yield "standard", {"model.residual.name": "standard"}
-  yield "gate", {"model.residual.name": "gate"}
+  rate, gate = config.optim.learning_rate, {"model.residual.name": "gate"}
+  yield "gate", gate
+  yield "gate-lr100", gate | {"optim.combinator_lr_multiplier": 100.0}
+  alone = {"optim.learning_rate": rate * STILL, "optim.combinator_lr_multiplier": 100 / STILL}
+  yield "gate-alone", gate | alone
   yield from ablations.cuts(config, ALPHAS)

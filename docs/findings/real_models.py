@@ -75,7 +75,8 @@ def numbers() -> dict[str, str]:
     found[f"{one.model}.crossing_ranks"] = crossing_ranks(one, shifts["log_rank"])
     for measure, shift in shifts.items():
       found[f"{one.model}.by_{measure}"] = depth_positions.emergence_text(one, shift)
-  return found | patching() | agreement() | {"cuts": cut_table(), "slopes": slope_table()}
+  found |= {"cuts": cut_table(), "slopes": slope_table()}
+  return found | patching() | agreement() | tuned_lens()
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -185,13 +186,42 @@ def _same(layers: list[int]) -> str:
 
 
 def agreement() -> dict[str, str]:
-  """Returns how far the metrics are from a script in torch at most, by model."""
-  found = json.loads((FOLDER / "lens_in_torch.json").read_text())
-  return {
-    f"{model}.torch": f"{max(one['largest_relative_difference'].values()):.1e}"
-    f" ({one['tokens']:,} tokens)"
-    for model, one in found.items()
-  }
+  """Returns how far metrics and the entropy are from a script in torch at most, by model."""
+  found = {}
+  for model, one in json.loads((FOLDER / "lens_in_torch.json").read_text()).items():
+    entropy = one["largest_relative_difference"].pop("entropy")
+    most = max(one["largest_relative_difference"].values())
+    found |= {f"{model}.torch": f"{most:.1e} ({one['tokens']:,} tokens)"}
+    found |= {f"{model}.torch.entropy": f"{entropy:.1e}"}
+  return found
+
+
+def tuned_lens() -> dict[str, str]:
+  """Returns what both lenses say of SmolLM2, and where the tuned one is half way to the end."""
+  one = json.loads((FOLDER / "lens" / "smollm2-135m.json").read_text())
+  layers = [position["layer"] for position in one["positions"]]
+  half = t_quantile(one["num_rows"] - 1) * np.array(one["kl_errors"])
+  rows = [
+    [
+      f"{layer}",
+      *(f"{kl[i]:.2f} ± {h[i]:.2f}" for kl, h in zip(one["kl"], half, strict=True)),
+      *(f"{nats[i]:.2f}" for nats in one["nats"]),
+    ]
+    for i, layer in enumerate(layers)
+  ]
+  heads = [
+    "after layer",
+    "KL, logit lens",
+    "KL, tuned lens",
+    "loss, logit lens",
+    "loss, tuned lens",
+  ]
+  tuned = one["kl"][1]
+  before = max(layer for layer, kl in zip(layers, tuned, strict=True) if kl > tuned[0] / 2)
+  after = min(layer for layer, kl in zip(layers, tuned, strict=True) if kl <= tuned[0] / 2)
+  tokens = f"{one['num_tokens']:,} tokens in {one['num_rows']} rows"
+  halved = f"between layers {before} and {after}"
+  return {"lens": table(heads, rows), "lens.tokens": tokens, "lens.half": halved}
 
 
 def sensitivities(kind: str) -> dict[tuple[str, str], Sensitivity]:
