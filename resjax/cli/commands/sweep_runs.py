@@ -48,11 +48,13 @@ def groups(runs: Sequence[SweepRun]) -> list[list[SweepRun]]:
   """Returns runs that one process trains, --together many at most.
 
   Raises:
-    ValueError: --together is above 1, and no two runs are alike enough.
+    ValueError: --together is above 1, and no two runs are alike enough. One run of each arm with
+      seeds is no mistake: the next value of a grid of tuning, or the last seed that is missing.
   """
   configs = [run.config.to_dict() for run in runs]
   found = same_program.groups(configs, _TOGETHER.value)
-  if _TOGETHER.value > 1 and len(found) == len(runs) > 1:
+  arms = {run.arm for run in runs if run.seed is not None}
+  if _TOGETHER.value > 1 and len(found) == len(runs) > max(1, len(arms)):
     try:
       same_program.check(configs[:2])
     except ValueError as error:

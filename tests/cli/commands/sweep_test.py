@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -328,6 +329,16 @@ def test_alike_runs_train_together(sweep_file, forked):
   assert [words[1] for words in others] == ["train"] * len(others)
   mistake = forked(f"--config={sweep_file}", "--together=4", "--print_commands", "--only=good,bad")
   _assert_mistake(mistake, "--together=4", "config.data.corpora.stdlib.source", "optim.learning")
+
+
+@pytest.mark.slow
+def test_one_run_of_each_arm_with_a_seed_is_no_mistake(planned, forked):
+  """As when the grids of all arms move by one value."""
+  planned.write_text(re.sub('  "tuning": .*', "", planned.read_text()))
+  code, output = forked(f"--config={planned}", "--seeds=3", "--together=4", "--print_commands")
+  assert code == 0, output
+  lines = [shlex.split(line) for line in output.splitlines() if line.startswith("resjax ")]
+  assert [line[1] for line in lines] == ["train", "train"]
 
 
 @pytest.mark.release
