@@ -13,13 +13,14 @@ from flax import nnx
 from jaxtyping import Float
 
 from resjax.base import Array
-from resjax.combinators.base import Layer, Stream
+from resjax.combinators.base import Layer, Stream, TokenContext
 from resjax.combinators.checks import check_choice, check_option
-from resjax.combinators.streams import Reading, ResidualStreams, one_hot_reads
+from resjax.combinators.streams import Reading, ResidualStreams, one_hot_reads, read_row
 from resjax.kernels.streams import Pending
 
 _INITS = ("uniform", "identity", "one_hot", "home_stream")
-_HEADS = ("sum", "mean", "learned")
+_HEADS = ("sum", "mean", "learned", "previous")
+_READ_SITES = ("own", "previous")
 _SCALE = 0.01  # a at init
 _FAR = -8.0  # logit of what an identity-like mix leaves out
 
@@ -81,6 +82,11 @@ class Gates:
     """For every logit in z_res whether it is larger than the others where M is the identity."""
     return np.zeros(0, bool)
 
+  @property
+  def keeps_copies(self) -> bool:
+    """Whether rows of M sum to 1 whatever its logits are, so that it maps copies to copies."""
+    return True
+
 
 class DynamicStreams(ResidualStreams):
   """p, M, b = gates(RMS(vec H) φ, bias, a) for every token at every site, see `Gates`.
@@ -91,12 +97,14 @@ class DynamicStreams(ResidualStreams):
   Args:
     num_streams: R, at least 1.
     init: `uniform`, `identity`, `one_hot` or `home_stream`, see `MHC`.
+    read_site: whose p a site reads by: its `own`, or that of the `previous` one.
     head: how streams become the output: `sum`, `mean`, or `learned`, which is one more read,
-      Σ_s (σ(a' (RMS(vec H) φ')_s + bias'_s) + read_eps) H_s with φ' [R D, R], bias' [R], a' [1].
+      Σ_s (σ(a' (RMS(vec H) φ')_s + bias'_s) + read_eps) H_s with φ' [R D, R], bias' [R], a' [1];
+      or `previous`, a read by p of the last site, where read_site is that, too.
     eps: added to the mean square of the streams in their norm; > 0.
 
   Raises:
-    ValueError: init, head or eps out of range.
+    ValueError: init, read_site, head or eps out of range.
   """
 
   needs_pre_norms = True
@@ -104,12 +112,15 @@ class DynamicStreams(ResidualStreams):
   decayed_parameters: tuple[str, ...] = ("projection",)
 
   def __init__(
-    self, *, init: str = "uniform", head: str = "sum", eps: float = 1e-6,
+    self, *, init: str = "uniform", read_site: str = "own", head: str = "sum", eps: float = 1e-6,
     rngs: nnx.Rngs, **options: Any,
   ):  # fmt: skip
     super().__init__(**options)
     check_choice("init", init, _INITS)
+    self.read_site = check_choice("read_site", read_site, _READ_SITES)
     check_choice("head", head, _HEADS)
+    known = head != "previous" or read_site == head
+    check_option("head", head, known, "sum, mean or learned, or read_site=previous with it")
     check_option("eps", eps, eps > 0, "eps > 0")
     self.head, self.eps = head, eps
     # With ε the rows of M add up to 1 - ε, and b is 1 + ε.
@@ -123,7 +134,8 @@ class DynamicStreams(ResidualStreams):
     else:
       projection = jax.random.normal(rngs.params(), shape) / math.sqrt(streams * self.d_model)
       # Streams that are written alike stay equal until the reads have told them apart.
-      projection = projection.at[..., streams : 2 * streams].set(0)
+      same = slice(streams, 2 * streams if self.gates.keeps_copies else None)
+      projection = projection.at[..., same].set(0)
     self.projection = nnx.Param(projection, axes=("embed_param", None))
     self.bias = nnx.Param(bias.reshape(*sites, -1))
     self.scale = nnx.Param(jnp.full((*sites, 3 if len(self.gates.identity) else 2), _SCALE))
@@ -157,19 +169,31 @@ class DynamicStreams(ResidualStreams):
     parts = [jnp.broadcast_to(part, (sublayers, part.shape[-1])) for part in (pre, post, res)]
     return jnp.concatenate(parts, axis=-1)
 
+  def init(self, x: Stream, tokens: TokenContext | None = None) -> Pending:
+    state = super().init(x, tokens)
+    if self.read_site == "own":
+      return state
+    # No site stands before the first, which reads stream 0: a copy like all others.
+    of_first = state.weights[: self.num_streams + 1]
+    return state._replace(weights=jnp.concatenate([state.weights, of_first]))
+
   def reading(self, layer: Layer, site: str) -> Reading:
     bias, scale = self._row(self.bias, layer, site), self._row(self.scale, layer, site)
     projection = self._layer_row(self.projection, layer)
     # The devices first gather φ, since with φ split over D they would exchange a product per token.
     projection = self.layout.constrain(projection, *[None] * projection.ndim)
     copies = None
-    if site == self.sites[0] and len(self.gates.identity):
+    if site == self.sites[0] and len(self.gates.identity) and self.gates.keeps_copies:
       copies = jnp.asarray([layer == 0], scale.dtype)
     gated = partial(_gated, self.gates, self.eps)
     return Reading(projection, (bias, scale, copies), gated, self.sites.index(site))
 
   def final(self, state: Pending) -> Stream:
+    if self.head == "previous":
+      return read_row(state, state.rows[-1])
     if self.head == "learned":
+      written_rows = self.num_streams * (self.num_streams + 1)
+      state = state._replace(weights=state.weights[:written_rows])
       projection = self.layout.constrain(self.head_projection[...], None, None, None)
       parameters = self.head_bias[...], self.head_scale[...]
       head = partial(_head, self.gates.read_eps, self.eps)

@@ -12,10 +12,11 @@ from jaxtyping import Float
 from resjax.base import Array, PyTree, wide_dtype
 from resjax.combinators.base import Combinator, Layer, Norms, PreNorm, Stream, TokenContext, Views
 from resjax.combinators.checks import check_choice, check_option
-from resjax.kernels import IMPLEMENTATIONS, sum_of_products
+from resjax.kernels import IMPLEMENTATIONS
 from resjax.kernels.streams import (
   Coefficients,
   Pending,
+  combined,
   stream_coefficients,
   stream_read,
 )
@@ -128,17 +129,14 @@ class ResidualStreams(Combinator):
     return Pending(streams, weights, out)
 
   def final(self, state: Pending) -> Stream:
-    return _sum(state)
+    # Columns of M are summed before the streams.
+    return read_row(state, jnp.sum(state.rows[: self.num_streams], axis=0))
 
 
 @partial(jax.checkpoint, prevent_cse=False)
-def _sum(state: Pending) -> Array:
-  """Returns the sum of the streams after the write: columns of M are summed before the streams."""
-  streams, weights, out = state
-  count = len(streams)
-  columns = jnp.sum(weights.reshape(count, count + 1, *weights.shape[1:]), axis=0)[..., None]
-  total = sum_of_products(columns[:count], streams) + columns[count] * out.astype(columns.dtype)
-  return total.astype(streams.dtype)
+def read_row(state: Pending, row: Array) -> Array:
+  """Returns `combined` in the dtype of the streams."""
+  return combined(state, row).astype(state.streams.dtype)
 
 
 def one_hot_reads(num_sublayers: int, num_streams: int) -> Array:

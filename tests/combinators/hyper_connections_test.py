@@ -70,6 +70,19 @@ def test_rows_and_columns_sum_to_one(name, num_streams):
     np.testing.assert_allclose(mix.sum(axis=0), 1, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("constraint, one, free", [("rows", 1, 0), ("columns", 0, 1)])
+def test_one_side_alone_sums_to_one(constraint, one, free):
+  mix, *_ = mixes(toy.build("mhc", {"constraint": constraint, "num_streams": 3}, num_layers=2))
+  np.testing.assert_allclose(mix.sum(axis=one), 1, rtol=0, atol=1e-6)
+  assert np.abs(mix.sum(axis=free) - 1).max() > 0.1
+
+
+def test_a_fresh_mix_whose_columns_sum_to_one_keeps_copies():
+  options = {"constraint": "columns", "num_streams": 3}
+  mix, *_ = mixes(toy.build("mhc", options, num_layers=2, random=False))
+  np.testing.assert_allclose(mix.sum(axis=1), 1, rtol=0, atol=1e-6)
+
+
 @constrained
 @pytest.mark.slow
 def test_gain_over_the_depth_is_bounded_where_that_of_free_mixing_grows(name):
@@ -129,6 +142,9 @@ def test_one_stream_whose_output_gain_alone_has_moved_is_a_scaled_add(dynamic):
     ("mhc", {}),
     ("mhc", {"init": "identity"}),
     ("mhc", {"init": "home_stream"}),
+    ("mhc", {"constraint": "rows"}),
+    ("mhc", {"constraint": "columns"}),
+    ("mhc", {"read_site": "previous", "head": "previous", "sinkhorn_iterations": 2}),
     ("mhc_lite", {}),
     ("mhc_lite", {"init": "identity"}),
     ("independent_hc", {}),

@@ -37,7 +37,7 @@ def free(products, squares, parameters):
 
 
 def _coefficients(form, mix):
-  return functools.partial(constrained, mix) if form == "joint" else free
+  return functools.partial(constrained, mix) if form in ("joint", "previous") else free
 
 
 def example(form, count, dtype, normed, tokens, width):
@@ -50,25 +50,27 @@ def example(form, count, dtype, normed, tokens, width):
   def number(*shape):
     return np.float64(np.float32(rng.normal(size=shape)))
 
-  columns, shape = {"joint": (2 * count + count**2, (count,)), "shared": (2 + count, ())}.get(
-    form, (0, None)
+  columns, shape = {"shared": (2 + count, ()), "static": (0, None)}.get(
+    form, (2 * count + count**2, (count,))
   )
+  num_weights = (count + (form == "previous")) * (count + 1)
   return {
     "streams": held(count, *tokens, width),
-    "weights": number(count * (count + 1), *tokens),
+    "weights": number(num_weights, *tokens),
     "out": held(*tokens, width),
     "projection": None if shape is None else number(*shape, width, columns) / 16,
-    "parameters": (number(columns) if form == "joint" else number(count, 2 + count),),
+    "parameters": (number(columns) if shape == (count,) else number(count, 2 + count),),
     "gain": number(width) if normed else None,
-  }, (held(*tokens, width), held(count, *tokens, width), number(count * (count + 1), *tokens))
+  }, (held(*tokens, width), held(count, *tokens, width), number(num_weights, *tokens))
 
 
 def _by_equations(form, streams, weights, out, projection, parameters, gain):
   """What `stream_read` returns, as its docstring says it, without a line of the library."""
   count, *tokens, _ = streams.shape
-  square = weights.reshape(count, count + 1, *tokens)
+  square = weights.reshape(-1, count + 1, *tokens)
   sources = jnp.concatenate([streams, out[None]])
-  streams = jnp.einsum("rs...,s...d->r...d", square, sources)
+  written = jnp.einsum("rs...,s...d->r...d", square, sources)
+  streams = written[:count]
   products = squares = None
   if projection is not None:
     equation = "r...d,rdk->k..." if projection.ndim == 3 else "r...d,dk->rk..."
@@ -77,14 +79,17 @@ def _by_equations(form, streams, weights, out, projection, parameters, gain):
   spread = [p.reshape(*p.shape, *[1] * len(tokens)) for p in parameters]
   mix = functools.partial(by_logarithms, iterations=20)
   read, mixing, write = _coefficients(form, mix)(products, squares, spread)
-  x = jnp.sum(read[..., None] * streams, axis=0)
+  x = written[count] if form == "previous" else jnp.sum(read[..., None] * streams, axis=0)
   if gain is not None:
     x = x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + EPS) * gain
   if mixing is None:
     mixing = jnp.eye(count).reshape(count, count, *[1] * len(tokens))
   mixing = jnp.broadcast_to(mixing, (count, count, *tokens))
   write = jnp.broadcast_to(write, (count, *tokens))
-  return x, streams, jnp.concatenate([mixing, write[:, None]], axis=1).reshape(-1, *tokens)
+  rows = jnp.concatenate([mixing, write[:, None]], axis=1)
+  if form == "previous":
+    rows = jnp.concatenate([rows, jnp.einsum("r...,rs...->s...", read, rows)[None]])
+  return x, streams, rows.reshape(-1, *tokens)
 
 
 def _with_gradients(read, arguments, cotangents):

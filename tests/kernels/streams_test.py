@@ -54,6 +54,12 @@ def test_values_and_gradients(implementation, form, count, normed, dtype, capfd)
   assert "RACE" not in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_read_that_the_site_before_has_decided(count):
+  case = "previous", count, jnp.float32, True, (3,), 8
+  assert_close(streams.got("reference", False, *case), streams.wanted(*case), 3e-6)
+
+
 @pytest.mark.parametrize(
   "form, count, normed, dtype, part",
   [
@@ -166,14 +172,16 @@ def test_sinkhorn_is_that_of_logarithms(size, tokens):
     ),
     ({"width": 200}, "the width 200 (config.model.d_model) is no multiple of 128"),
     ({"dtype": jnp.float16}, "the streams are float16"),
+    ({"rows": 3}, "the site before has decided what is read (read_site=previous)"),
   ],
 )
 def test_what_a_kernel_refuses(changes, words):
   sizes = {"count": 2, "tokens": 128, "width": 2048, "columns": 4, "dtype": jnp.bfloat16} | changes
+  rows = sizes.get("rows", sizes["count"])
   count, tokens, width = sizes["count"], sizes["tokens"], sizes["width"]
   pending = Pending(
     jax.ShapeDtypeStruct((count, tokens, width), sizes["dtype"]),
-    jax.ShapeDtypeStruct((count * (count + 1), tokens), jnp.float32),
+    jax.ShapeDtypeStruct((rows * (count + 1), tokens), jnp.float32),
     jax.ShapeDtypeStruct((tokens, width), sizes["dtype"]),
   )
   projection = jax.ShapeDtypeStruct((count, width, sizes["columns"]), jnp.float32)
@@ -309,10 +317,16 @@ def test_kernels_compile_for_absent_chips(chip, count, kernels):
 
 @needs_libtpu
 @pytest.mark.usefixtures("no_tpu")
-@pytest.mark.parametrize("name", ["hyper_connections", "mhc", "mhc_lite", "independent_hc"])
-def test_coefficients_of_systems_compile_in_kernels(name):
+@pytest.mark.parametrize(
+  "name, options",
+  [
+    ("hyper_connections", {}), ("mhc", {}), ("mhc", {"constraint": "rows"}), ("mhc_lite", {}),
+    ("independent_hc", {}),
+  ],
+)  # fmt: skip
+def test_coefficients_of_systems_compile_in_kernels(name, options):
   layout, array = absent("v5p")
-  made = combinators.build(name, num_layers=2, d_model=128, rngs=nnx.Rngs(0))
+  made = combinators.build(name, num_layers=2, d_model=128, rngs=nnx.Rngs(0), **options)
   projection, parameters, coefficients, site = made.reading(1, "mlp")
   shapes = jax.tree.map(lambda x: array(*x.shape), (projection, parameters))
   program = gradient(layout, coefficients, site).lower(

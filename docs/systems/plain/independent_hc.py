@@ -17,7 +17,7 @@ def independent_hc(
 
   params: projection [L, S, R, D, 2 R], bias [L, S, 2 R], scale [L, S, 2]; head_projection
     [R, D, R], head_bias [R] and head_scale [1] of the last read.
-  Left out: head.
+  Left out: read_site, head.
   """
   r = num_streams
   streams = jnp.repeat(x[:, :, None], r, axis=2)  # [B, T, R, D]

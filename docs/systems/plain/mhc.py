@@ -16,7 +16,7 @@ def mhc(params, x, branches, *, num_streams=4, sinkhorn_iterations=20, eps=1e-6)
   """All R streams together decide how they are read, written and mixed, for every token.
 
   params: projection [L, S, R, D, 2 R + R²], bias [L, S, 2 R + R²], scale [L, S, 3].
-  Left out: gate_eps, head.
+  Left out: gate_eps, constraint, read_site, head.
   """
   r, (batch, length, width) = num_streams, x.shape
   streams = jnp.repeat(x[:, :, None], r, axis=2)  # [B, T, R, D]

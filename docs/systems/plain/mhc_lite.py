@@ -10,7 +10,7 @@ def mhc_lite(params, x, branches, *, num_streams=4, eps=1e-6):
   """All R streams together decide how they are read, written and mixed, for every token.
 
   params: projection [L, S, R, D, 2 R + R!], bias [L, S, 2 R + R!], scale [L, S, 3].
-  Left out: head.
+  Left out: read_site, head.
   """
   r, (batch, length, width) = num_streams, x.shape
   permutations = jnp.eye(r)[jnp.array(list(itertools.permutations(range(r))))]  # [R!, R, R]

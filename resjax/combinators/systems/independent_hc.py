@@ -30,7 +30,8 @@ class IndependentHC(DynamicStreams):
     magnitude: c, the largest b; > 0.
     gate_eps: ε, at least 0.
     init: as in `mhc`: `identity` (p = 1/R; HY 4's), `uniform`, `home_stream` or `one_hot`.
-    head: as in `mhc`: `learned` (HY 4's), `sum` or `mean`.
+    read_site: as in `mhc`.
+    head: as in `mhc`: `learned` (HY 4's), `sum`, `mean` or `previous`.
     eps: added to the mean square of the streams in their norm; > 0.
 
   Raises:

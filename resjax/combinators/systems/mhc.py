@@ -9,19 +9,25 @@ import numpy as np
 from jaxtyping import Float
 
 from resjax.base import Array
-from resjax.combinators.checks import check_option
+from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.dynamic_streams import DynamicStreams, Gates
 from resjax.kernels.streams import sinkhorn
+
+_SUMMED = {"rows": 1, "columns": 0}  # the axis of M over which the one sum goes
+_CONSTRAINTS = ("both", *_SUMMED)
 
 
 @dataclasses.dataclass(frozen=True)
 class SinkhornGates(Gates):
-  """M = Sinkhorn(exp(z_res)), z_res [R R] in the order of M's rows, see `MHC`."""
+  """M = Sinkhorn(exp(z_res)) or a softmax, z_res [R R] in the order of M's rows, see `MHC`."""
 
   iterations: int = 20
+  constraint: str = "both"
 
   def mix(self, logits: Float[Array, "M ..."]) -> Float[Array, "R R ..."]:
     square = logits.reshape(self.num_streams, self.num_streams, *logits.shape[1:])
+    if self.constraint in _SUMMED:
+      return jax.nn.softmax(square, axis=_SUMMED[self.constraint])
     if self.read_eps:
       return _sinkhorn_with_eps(self.iterations, self.read_eps, square)
     return sinkhorn(self.iterations, square)
@@ -29,6 +35,10 @@ class SinkhornGates(Gates):
   @property
   def identity(self) -> np.ndarray:
     return np.eye(self.num_streams, dtype=bool).reshape(-1)
+
+  @property
+  def keeps_copies(self) -> bool:
+    return self.constraint != "columns"
 
 
 class MHC(DynamicStreams):
@@ -46,6 +56,15 @@ class MHC(DynamicStreams):
   `mean`. Both compute C, the transpose of M, end with its columns, and mix by its transpose. That
   is this M: their logits of C [s, r] are the transpose of the logits of M [r, s], and nothing else
   differs.
+
+  With the constraint `rows` or `columns` only these sum to 1: M is a softmax, without Sinkhorn and
+  without ε, and products of any number of such M have a norm of at most √R. With rows every stream
+  stays a mean of streams; with columns their sum is kept, and mixing tells copies apart.
+
+  With read_site `previous` a site reads its streams by the p that the site before it computed from
+  its own; the first one reads stream 0. So what a site reads is known before its streams are
+  written, and needs no second look at them. DeepSeek-V4.1 does so, with ε and the head `previous`.
+  The kernels cannot: plain JAX runs.
 
   Starts from R copies of the embedding. The first site mixes copies, so its logits of M have no
   effect and get no gradient; with a head that sums or averages, the logits of the last site have
@@ -67,7 +86,8 @@ class MHC(DynamicStreams):
   In the first two φ is normal with variance 1 / (R D) but 0 for b. In all but the last all streams
   are the stream of `standard` until the first update, up to ε per site; with φ = 0 and equal reads
   they would stay equal for ever. They part slowly where at first their reads differ by a φ alone. A
-  learned head begins near the mean.
+  learned head begins near the mean. With constraint `columns` φ is 0 for M, too: else its rows
+  would not sum to 1.
 
   When to use it: where the state of R streams and its traffic can be paid for. The paper gains
   0.021 in loss at 27B for 6.7 % more time; marin (#9290) gains 0.005 at width 768, which is less
@@ -75,29 +95,41 @@ class MHC(DynamicStreams):
 
   Args:
     num_streams: R, at least 1. With 1, M is 1 and the gain b of the output is all there is.
-    sinkhorn_iterations: at least 1.
+    sinkhorn_iterations: at least 1; for the constraint `both` alone.
+    constraint: which sums of M are 1: `both`, `rows` or `columns`.
+    read_site: whose p a site reads by: its `own`, or that of the `previous` one.
     gate_eps: ε, at least 0.
     init: `uniform`, `identity`, `home_stream` or `one_hot`.
     head: what the streams H become after the last layer. `sum` (the paper's), `mean`, or
-      `learned`: Σ_s (σ(a' (RMS(vec H) φ')_s + bias'_s) + ε) H_s, φ' [R D, R], bias' [R], a' [1].
+      `learned`: Σ_s (σ(a' (RMS(vec H) φ')_s + bias'_s) + ε) H_s, φ' [R D, R], bias' [R], a' [1];
+      with read_site `previous` also that: Σ_s p_s H_s with p of the last site.
     eps: added to the mean square of the streams in their norm; > 0.
 
   Raises:
     ValueError: an option out of range.
 
-  Source: mHC, arXiv 2512.24880; ε and heads: transformers, deepseek_v4 and glm5_next.
+  Source: mHC, arXiv 2512.24880; ε and heads: transformers, deepseek_v4 and glm5_next; read_site:
+  deepseek_v41 there, and arXiv 2609.19969, section 2.4.1, second-hand; constraint:
+  OpenReview 1BC0eYN2uS, second-hand.
   """
 
-  def __init__(self, *, sinkhorn_iterations: int = 20, gate_eps: float = 0.0, **options: Any):
+  def __init__(
+    self, *, sinkhorn_iterations: int = 20, gate_eps: float = 0.0, constraint: str = "both",
+    **options: Any,
+  ):  # fmt: skip
     in_range = sinkhorn_iterations >= 1
     check_option("sinkhorn_iterations", sinkhorn_iterations, in_range, "sinkhorn_iterations >= 1")
     self.gate_eps = check_option("gate_eps", gate_eps, gate_eps >= 0, "gate_eps >= 0")
+    self.constraint = check_choice("constraint", constraint, _CONSTRAINTS)
     self.sinkhorn_iterations = sinkhorn_iterations
     super().__init__(**options)
 
   @property
   def gates(self) -> Gates:
-    return SinkhornGates(self.num_streams, self.gate_eps, iterations=self.sinkhorn_iterations)
+    return SinkhornGates(
+      self.num_streams, self.gate_eps, iterations=self.sinkhorn_iterations,
+      constraint=self.constraint,
+    )  # fmt: skip
 
 
 def _sinkhorn_with_eps(iterations: int, eps: float, logits: Array) -> Array:

@@ -46,7 +46,7 @@ class MHCLite(DynamicStreams):
     num_streams: R, 1..4: with 5, each site would project 5 D values to 120 permutations.
     init: `uniform`, `identity`, `home_stream` (all are `standard` at init), or `one_hot`, which is
       the authors'.
-    head: `sum`, `mean` or `learned`.
+    read_site, head: as in `mhc`.
     eps: added to the mean square of the streams in their norm; > 0.
 
   Raises:

@@ -4,5 +4,6 @@ from .operands import Coefficients as Coefficients
 from .operands import Operands as Operands
 from .operands import Pending as Pending
 from .operands import Read as Read
+from .operands import combined as combined
 from .operands import written as written
 from .reference import stream_coefficients as stream_coefficients

@@ -29,6 +29,9 @@ def stream_read(
   H_r = Σ_s M_rs G_s + b_r o of the pending streams G,  z = H φ,  m_r = mean(H_r²),
   p, M', b' = coefficients(z, m, parameters),  x = Σ_r p_r H_r
 
+  If the pending weights say what is read, x is that, and the weights of the next write end with
+  Σ_r p_r M'_r and Σ_r p_r b'_r, which the next read reads; no kernel does that yet.
+
   With a gain the output is RMS(x) ⊙ gain. The reverse pass keeps G, o and the float32 numbers M, b,
   z and m per token. It computes H, x and the coefficients again:
 
@@ -37,7 +40,7 @@ def stream_read(
   dM_rs = ⟨dH_r, G_s⟩,  db_r = ⟨dH_r, o⟩,  dG_s = Σ_r M_rs dH_r,  do = Σ_r b_r dH_r
 
   Args:
-    pending: the streams [R, ..., D] and what is to be written to them.
+    pending: the streams [R, ..., D] and what is to be written to them, see `Pending`.
     projection: φ [R, D, K] of all streams together, z [K, ...]; or φ [D, K] for each stream by
       itself, z [R, K, ...]; None where coefficients do not depend on the token: z and m are None.
     parameters: a tree of float arrays that `coefficients` gets, with an axis of size 1 for each
@@ -91,7 +94,7 @@ def _check(operands: Operands, site: int) -> None:
   (streams, weights, out), projection, _, gain = operands
   count, *tokens, width = streams.shape
   wanted = {
-    "pending.weights": (weights, [(count * (count + 1), *tokens)]),
+    "pending.weights": (weights, [(rows * (count + 1), *tokens) for rows in (count, count + 1)]),
     "pending.out": (out, [(*tokens, width)]),
     "norm_gain": (gain, [(width,)]),
   }

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from resjax.base import Array, PyTree, wide_dtype
 from resjax.kernels.operation import Field, Options
+from resjax.kernels.sums import sum_of_products
 
 # Up to so many streams, sums that are written out are faster on a CPU; their code grows as R².
 FEW = 4
@@ -30,12 +31,23 @@ class Pending(NamedTuple):
   Attributes:
     streams: H [R, ..., D].
     weights: [R (R + 1), ...], float32 or wider: for every new stream r the row M_r and then b_r.
+      With one row more, [(R + 1)², ...], the last says what is read next: Σ_r p_r M_r, Σ_r p_r b_r.
     out: the output o of the branch [..., D].
   """
 
   streams: Field
   weights: Field
   out: Field
+
+  @property
+  def rows(self) -> Float[Array, "_ sources ..."]:
+    """The weights as a matrix of R or R + 1 rows, with a column for each stream and one for o."""
+    return self.weights.reshape(-1, len(self.streams) + 1, *self.weights.shape[1:])
+
+  @property
+  def has_read(self) -> bool:
+    """Whether the last row says what is read next, see `weights`."""
+    return len(self.weights) == (len(self.streams) + 1) ** 2
 
 
 class Operands(NamedTuple):
@@ -97,15 +109,23 @@ def written(pending: Pending) -> Float[Array, "R *tokens D"]:
   streams, weights, out = pending
   wide, count = wide_dtype(streams), len(streams)
   if count > FEW:
-    square = weights.reshape(count, count + 1, *weights.shape[1:], 1)
     sources = jnp.concatenate([streams, out[None]]).astype(wide)
+    square = pending.rows[:count, ..., None]
     return jnp.sum(square * sources[None], axis=1).astype(streams.dtype)
   parts = [*(streams[s].astype(wide) for s in range(count)), out.astype(wide)]
   rows = []
-  for first in range(0, len(weights), count + 1):
+  for first in range(0, count * (count + 1), count + 1):
     terms = [weights[first + s][..., None] * part for s, part in enumerate(parts)]
     rows.append(sum(terms[1:], terms[0]).astype(streams.dtype))
   return jnp.stack(rows)
+
+
+def combined(pending: Pending, row: Float[Array, "sources ..."]) -> Float[Array, "*tokens D"]:
+  """Returns Σ_s row_s H_s + row_R o of the streams before the write, float32 or wider."""
+  streams, _, out = pending
+  columns = row[..., None]
+  sum_of_streams = sum_of_products(columns[:-1], streams)
+  return sum_of_streams + columns[-1] * out.astype(sum_of_streams.dtype)
 
 
 def in_parts(x: Array) -> tuple[Array, Array]:

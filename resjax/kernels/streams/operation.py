@@ -81,4 +81,11 @@ def _axes(read: Read, operands: Operands) -> Axes:
   return Axes(axes, (FIRST, SECOND, SECOND, stats), (stats, FIRST, SECOND, SECOND), axes)
 
 
-READ = Operation("residual streams", __package__, _axes)
+def _limit(read: Read, operands: Operands) -> str | None:
+  del read
+  if operands.pending.has_read:
+    return "the site before has decided what is read (read_site=previous)"
+  return None
+
+
+READ = Operation("residual streams", __package__, _axes, limit=_limit)

@@ -18,6 +18,7 @@ from resjax.kernels.streams.operands import (
   Read,
   Stats,
   all_coefficients,
+  combined,
   written,
 )
 from resjax.kernels.sums import sum_of_products
@@ -30,8 +31,9 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array, Array, Stats]
   """Returns the read x [..., D], the streams, `Pending.weights`, and residuals for the reverse."""
   streams = _once(written(operands.pending))
   stats = _stats(streams, operands.projection)
-  weights, mixing = _once(_coefficients(read, streams, stats, operands.parameters))
-  x = _mixed(streams, weights)
+  find = partial(_coefficients, read, streams, operands.pending.has_read)
+  weights, mixing = _once(find(stats, operands.parameters))
+  x = _read(operands.pending, streams, weights)
   if operands.gain is not None:
     x = x * _inverse_rms(x, read.norm_eps) * aligned(operands.gain, x)
   return x.astype(streams.dtype), streams, mixing, stats
@@ -68,32 +70,45 @@ def backward(
   pending, projection, parameters, gain = operands
   streams, wide = _once(written(pending)), wide_dtype(pending.out)
   count = len(streams)
-  (weights, _), pull = jax.vjp(partial(_coefficients, read, streams), stats, parameters)
+  find = partial(_coefficients, read, streams, pending.has_read)
+  (weights, _), pull = jax.vjp(find, stats, parameters)
   weights, d_x, d_gain = _once(weights), d_x.astype(wide), None
   if gain is not None:
-    d_x, d_gain = _norm_backward(_mixed(streams, weights), gain, read.norm_eps, d_x)
+    d_x, d_gain = _norm_backward(_read(pending, streams, weights), gain, read.norm_eps, d_x)
     d_x = _once(d_x)
-  d_weights = jnp.sum(d_x[None] * streams.astype(wide), axis=-1)
+  d_weights = jnp.zeros_like(weights)
+  if not pending.has_read:
+    d_weights = jnp.sum(d_x[None] * streams.astype(wide), axis=-1)
   d_stats, d_parameters = pull((d_weights, d_mixing.astype(wide)))
   # A barrier makes what is shared vary like these, and added up twice.
   d_stats = _once(d_stats)
-  rows = [d_streams[r].astype(wide) + weights[r][..., None] * d_x for r in range(count)]
+  rows = [d_streams[r].astype(wide) for r in range(count)]
+  if not pending.has_read:
+    rows = [row + weights[r][..., None] * d_x for r, row in enumerate(rows)]
   d_projection = None
   if projection is not None:
     d_projection, back = _projection_backward(streams, projection, d_stats)
     rows = [row + part for row, part in zip(rows, back, strict=True)]
+  if pending.has_read:
+    rows.append(d_x)
   d_pending = _unwritten(pending, _once(rows))
   d_parameters = jax.tree.map(cotangent, d_parameters, parameters)
   return Operands(d_pending, d_projection, d_parameters, d_gain)
 
 
 def _coefficients(
-  read: Read, streams: Array, stats: Stats, parameters: PyTree
+  read: Read, streams: Array, has_read: bool, stats: Stats, parameters: PyTree
 ) -> tuple[Array, Array]:
-  """Returns `all_coefficients`; they lie as tokens do also where they are the same for all."""
+  """Returns `all_coefficients`; they lie as tokens do also where they are the same for all.
+
+  The weights end with a row for the read after the next write where `has_read`.
+  """
   tokens = jax.eval_shape(lambda x: jnp.sum(x, axis=(0, -1)), streams)
   spread = _spread(parameters, len(tokens.shape))
   p, weights = all_coefficients(read, len(streams), stats, spread, tokens.shape)
+  if has_read:
+    square = weights.reshape(len(streams), -1, *tokens.shape)
+    weights = jnp.concatenate([weights, jnp.sum(p[:, None] * square, axis=0)])
   return typed_like(p, tokens), typed_like(weights, tokens)
 
 
@@ -141,24 +156,26 @@ def _inverse_rms(x: Array, eps: float) -> Array:
   return lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
 
 
-def _mixed(streams: Array, weights: Array) -> Array:
+def _read(pending: Pending, streams: Array, weights: Array) -> Array:
+  """Returns what is read of the streams after the write, given p [R, ...] of this site."""
+  if pending.has_read:
+    return combined(pending, pending.rows[-1])
   return sum_of_products(weights[..., None], streams)
 
 
 def _unwritten(pending: Pending, rows: list[Array]) -> Pending:
-  """Returns the cotangents of a write's inputs, given its streams' as R float32 rows [..., D]."""
+  """Returns the cotangents of a write's inputs, given those of its R or R + 1 rows [..., D]."""
   streams, weights, out = pending
   sources, count = [*streams, out], len(streams)
   if count > FEW:
     stacked = jnp.stack(rows)
     right = jnp.stack([source.astype(stacked.dtype) for source in sources])
-    square = weights.reshape(count, count + 1, *weights.shape[1:])
-    d_sources = list(_einsum("rs...,r...d->s...d", square, stacked))
+    d_sources = list(_einsum("rs...,r...d->s...d", pending.rows, stacked))
     dots = jnp.sum(stacked[:, None] * right[None], axis=-1).reshape(weights.shape)
   else:
     d_sources = []
     for s in range(count + 1):
-      terms = [weights[r * (count + 1) + s][..., None] * rows[r] for r in range(count)]
+      terms = [weights[r * (count + 1) + s][..., None] * row for r, row in enumerate(rows)]
       d_sources.append(sum(terms[1:], terms[0]))
     pairs = itertools.product(rows, sources)
     dots = jnp.stack([jnp.sum(row * source.astype(row.dtype), axis=-1) for row, source in pairs])

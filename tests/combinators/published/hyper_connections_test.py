@@ -1,4 +1,4 @@
-"""Streams against the layers of transformers: DeepSeek-V4, GLM-5.3, HY 4."""
+"""Streams against the layers of transformers: DeepSeek-V4 and V4.1, GLM-5.3, HY 4."""
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,19 @@ from resjax.kernels.streams import written
 from tests.helpers import published
 
 R = 4
+SINGLE_PASS = {
+  "gate_eps": 1e-4, "sinkhorn_iterations": 3, "read_site": "previous", "head": "previous"
+}  # fmt: skip
 
 
 @published.both("deepseek_v4")
 def test_mhc_with_learned_head_is_that_of_deepseek_v4(numbers):
   check(numbers(), "mhc", gate_eps=1e-4, sinkhorn_iterations=3, head="learned")
+
+
+@published.both("deepseek_v41")
+def test_mhc_that_reads_as_the_site_before_says_is_that_of_deepseek_v41(numbers):
+  check(numbers(), "mhc", **SINGLE_PASS)
 
 
 @published.both("glm5_next")
@@ -35,6 +43,13 @@ def test_eps_and_the_order_of_logits_are_seen():
   with pytest.raises(AssertionError):
     options = {"gate_eps": 1e-4, "sinkhorn_iterations": 3, "head": "learned"}
     check(arrays, "mhc", order=np.arange, **options)
+
+
+def test_whose_site_says_what_is_read_is_seen():
+  with pytest.raises(AssertionError):
+    check(
+      published.kept("deepseek_v41"), "mhc", **SINGLE_PASS | {"read_site": "own", "head": "sum"}
+    )
 
 
 def rows_first(count):

@@ -15,7 +15,8 @@ def compute(layer_class, connection_class, head_class, num_returned, **settings)
   Args:
     layer_class: whose `forward` runs two sites of streams [B, T, R, D].
     connection_class: of its `attn_hc` and `ffn_hc`.
-    head_class: of what makes one stream of all.
+    head_class: of what makes one stream of all; None: a layer takes and gives what the next site
+      reads by, and so does the end.
     num_returned: how many values the attention returns.
     **settings: of the configuration, for the connections.
   """
@@ -37,7 +38,7 @@ def compute(layer_class, connection_class, head_class, num_returned, **settings)
   def layer():
     made = layer_class.__new__(layer_class)  # its own attention and experts are not wanted
     nn.Module.__init__(made)
-    made.block_type = "full_attention"
+    made.block_type, made.engram = "full_attention", None
     made.input_layernorm, made.post_attention_layernorm = nn.Identity(), nn.Identity()
     made.self_attn, made.mlp = Branch(num_returned), Branch(1)
     made.attn_hc, made.ffn_hc = connection_class(config), connection_class(config)
@@ -46,14 +47,20 @@ def compute(layer_class, connection_class, head_class, num_returned, **settings)
 
   with float64():
     layers = [layer() for _ in range(L)]
-    head = head_class(config) if head_class.__init__ is not nn.Module.__init__ else head_class()
+    head = nn.Module()
+    if head_class is not None:
+      head = head_class(config) if head_class.__init__ is not nn.Module.__init__ else head_class()
     fill(head, rng, hc_base=1.0, hc_scale=1.0)
     x = torch.from_numpy(rng.normal(size=(B, T, D)))
     streams = [x.unsqueeze(2).expand(-1, -1, R, -1).contiguous()]
+    read = torch.eye(R)[0].expand(B, T, -1)  # the first site reads stream 0
     for made in layers:
-      out = made.forward(streams[-1])
+      if head_class is None:
+        out, read = made.forward(streams[-1], read, None, None, shared={})
+      else:
+        out = made.forward(streams[-1])
       streams.append(out[0] if isinstance(out, tuple) else out)
-    y = head(streams[-1])
+    y = layer_class.hc_collapse(streams[-1], read) if head_class is None else head(streams[-1])
 
   def stacked(attention, mlp, name):
     pairs = [(getattr(made, attention), getattr(made, mlp)) for made in layers]

@@ -38,8 +38,10 @@ def birkhoff(logits, num_streams):
   return mix
 
 
-def collapse(params, streams, head, eps, gate_eps):
-  """The output of streams [B, T, R, D]."""
+def collapse(params, streams, before, head, eps, gate_eps):
+  """The output of streams [B, T, R, D], of which the site before would read by [B, T, R]."""
+  if head == "previous":
+    return np.einsum("btr,btrd->btd", before, streams)
   if head == "sum":
     return streams.sum(axis=2)
   if head == "mean":
@@ -50,11 +52,12 @@ def collapse(params, streams, head, eps, gate_eps):
 
 
 def dynamic(
-  params, weights, x, sites, mixing, *, num_streams, eps, head,
+  params, weights, x, sites, mixing, *, num_streams, eps, head, read_site,
   magnitude=2.0, pre_eps=0.0, post_eps=0.0,
 ):  # fmt: skip
-  """x' = H_res x + H_postᵀ F(H_pre x), x [B, T, R, D]."""
+  """x' = H_res x + H_postᵀ F(H_pre x), x [B, T, R, D]; or with H_pre of the site before."""
   r = num_streams
+  before = np.broadcast_to(np.eye(r)[0], (*x.shape[:2], r))
   streams = np.stack([x] * r, axis=2)
   for layer, index, run in sublayers(weights, sites):
     phi, bias, a = (params[name][layer, index] for name in ("projection", "bias", "scale"))
@@ -63,40 +66,46 @@ def dynamic(
     pre = sigmoid(a[0] * raw[..., :r] + bias[:r]) + pre_eps
     post = magnitude * sigmoid(a[1] * raw[..., r : 2 * r] + bias[r : 2 * r]) + post_eps
     mix = mixing and mixing(a[2] * raw[..., 2 * r :] + bias[2 * r :])
-    out = run(np.einsum("btr,btrd->btd", pre, streams))[1]
+    chosen, before = (before if read_site == "previous" else pre), pre
+    out = run(np.einsum("btr,btrd->btd", chosen, streams))[1]
     streams = (mix @ streams if mixing else streams) + post[..., None] * out[:, :, None]
-  return collapse(params, streams, head, eps, pre_eps)
+  return collapse(params, streams, before, head, eps, pre_eps)
 
 
 def mhc(
   params, weights, x, sites, *, num_streams=4, sinkhorn_iterations=20, gate_eps=0.0,
-  init="uniform", head="sum", eps=1e-6,
+  constraint="both", init="uniform", read_site="own", head="sum", eps=1e-6,
 ):  # fmt: skip
   def mixing(logits):
     square = logits.reshape(*logits.shape[:-1], num_streams, num_streams)
+    if constraint != "both":
+      positive = np.exp(square)
+      return positive / positive.sum(axis={"rows": -1, "columns": -2}[constraint], keepdims=True)
     if gate_eps:
       return released_sinkhorn(square, sinkhorn_iterations, gate_eps)
     return sinkhorn(np.exp(square), sinkhorn_iterations)
 
-  sizes = {"num_streams": num_streams, "eps": eps, "head": head}
+  sizes = {"num_streams": num_streams, "eps": eps, "head": head, "read_site": read_site}
   return dynamic(params, weights, x, sites, mixing, **sizes, pre_eps=gate_eps)
 
 
-def mhc_lite(params, weights, x, sites, *, num_streams=4, init="uniform", head="sum", eps=1e-6):
+def mhc_lite(
+  params, weights, x, sites, *, num_streams=4, init="uniform", read_site="own", head="sum", eps=1e-6
+):
   def mixing(logits):
     return birkhoff(logits, num_streams)
 
-  sizes = {"num_streams": num_streams, "eps": eps, "head": head}
+  sizes = {"num_streams": num_streams, "eps": eps, "head": head, "read_site": read_site}
   return dynamic(params, weights, x, sites, mixing, **sizes)
 
 
 def independent_hc(
   params, weights, x, sites, *, num_streams=4, magnitude=2.0, gate_eps=1e-6,
-  init="identity", head="learned", eps=1e-6,
+  init="identity", read_site="own", head="learned", eps=1e-6,
 ):  # fmt: skip
-  options = {"num_streams": num_streams, "eps": eps, "head": head, "magnitude": magnitude}
-  gates = {"pre_eps": gate_eps, "post_eps": gate_eps}
-  return dynamic(params, weights, x, sites, None, **options, **gates)
+  sizes = {"num_streams": num_streams, "eps": eps, "head": head, "read_site": read_site}
+  gates = {"magnitude": magnitude, "pre_eps": gate_eps, "post_eps": gate_eps}
+  return dynamic(params, weights, x, sites, None, **sizes, **gates)
 
 
 EQUATIONS = {"mhc": mhc, "mhc_lite": mhc_lite, "independent_hc": independent_hc}
@@ -114,10 +123,18 @@ def _mix_of(num_streams, *sites):
 
 def _case(name, num_streams=4, standard_at_init=True, **options):
   sites = ((),) if num_streams == 1 else ((0, 0),)  # the first site mixes copies
+  if options.get("constraint") == "columns":  # which such a mix tells apart
+    sites = ()
   options |= {} if num_streams == 4 else {"num_streams": num_streams}
   return Case(name, options, _mix_of(num_streams, *sites), standard_at_init)
 
 
+# No read is by the p of the last site.
+_LAST_READ = {
+  "projection": ((-1, -1, ..., np.s_[:4]),),
+  "bias": ((-1, -1, np.s_[:4]),),
+  "scale": ((-1, -1, 0),),
+}
 # Three streams first: a doubly stochastic matrix of two is its own transpose.
 CASES = (
   _case("mhc", sinkhorn_iterations=3, num_streams=3, init="identity"),
@@ -126,16 +143,22 @@ CASES = (
   _case("mhc", num_streams=1),
   _case("mhc", gate_eps=1e-3, sinkhorn_iterations=4, head="learned", standard_at_init=False),
   _case("mhc", gate_eps=1e-6, num_streams=3, init="home_stream", head="mean"),
+  _case("mhc", read_site="previous", head="previous", sinkhorn_iterations=3, num_streams=3),
+  _case("mhc", read_site="previous", gate_eps=1e-6, sinkhorn_iterations=2, head="previous"),
+  _case("mhc", constraint="rows", num_streams=3),
+  _case("mhc", constraint="columns", head="learned"),
   _case("mhc_lite", num_streams=3),
   _case("mhc_lite"),
   _case("mhc_lite", num_streams=3, init="identity"),
   _case("mhc_lite", num_streams=2, init="home_stream", head="learned"),
   _case("mhc_lite", num_streams=2, init="one_hot", standard_at_init=False),
   _case("mhc_lite", num_streams=1, init="identity"),
+  _case("mhc_lite", num_streams=3, read_site="previous", head="previous"),
   Case("independent_hc", {"num_streams": 2}, {}, True),
   Case("independent_hc", standard_at_init=True),
   Case("independent_hc", {"init": "home_stream", "head": "sum", "gate_eps": 0.0}, {}, True),
   Case("independent_hc", {"num_streams": 2, "magnitude": 3.0, "init": "one_hot"}),
+  Case("independent_hc", {"read_site": "previous"}, _LAST_READ, True),
   Case("independent_hc", {"num_streams": 1, "head": "mean", "init": "uniform"}, {}, True),
 )
 
@@ -146,6 +169,13 @@ COSTS = {
   ("mhc",): Costs(4 * ((4 * D + 1) * 24 + 3), 5 * D, 4 * (7 + 36 + 192 + 8) * D + 5 * D, 20),
   ("mhc", ("num_streams", 2)): Costs(
     4 * ((2 * D + 1) * 8 + 3), 3 * D, 4 * (3 + 10 + 32 + 4) * D + 3 * D, 6
+  ),
+  # What is read is a sum of R + 1 terms, the output too; of the first read one product is none.
+  ("mhc", ("head", "previous"), ("read_site", "previous")): Costs(
+    4 * ((4 * D + 1) * 24 + 3), 5 * D, 4 * (9 + 36 + 192 + 8) * D + 4 * D, 25
+  ),
+  ("mhc", ("constraint", "rows")): Costs(
+    4 * ((4 * D + 1) * 24 + 3), 5 * D, 4 * (7 + 36 + 192 + 8) * D + 5 * D, 20
   ),
   ("mhc_lite",): Costs(4 * ((4 * D + 1) * 32 + 3), 5 * D, 4 * (7 + 36 + 256 + 8) * D + 5 * D, 20),
   ("mhc_lite", ("num_streams", 3)): Costs(
@@ -168,7 +198,10 @@ BAD_OPTIONS = (
   ("mhc", {"sinkhorn_iterations": 0}, ["sinkhorn_iterations=0", "sinkhorn_iterations >= 1"]),
   ("mhc", {"init": "zeros"}, ["init='zeros'", "uniform, identity, one_hot, home_stream"]),
   ("mhc", {"gate_eps": -1e-6}, ["gate_eps=-1e-06", "gate_eps >= 0"]),
-  ("mhc", {"head": "last"}, ["head='last'", "sum, mean, learned"]),
+  ("mhc", {"head": "last"}, ["head='last'", "sum, mean, learned, previous"]),
+  ("mhc", {"head": "previous"}, ["head='previous'", "read_site=previous"]),
+  ("mhc", {"read_site": "next"}, ["read_site='next'", "own, previous"]),
+  ("mhc", {"constraint": "none"}, ["constraint='none'", "both, rows, columns"]),
   ("mhc", {"eps": -1.0}, ["eps=-1.0", "eps > 0"]),
   ("mhc_lite", {"num_streams": 0}, ["num_streams=0", "1..4"]),
   ("mhc_lite", {"num_streams": 5}, ["num_streams=5", "1..4"]),

@@ -1,4 +1,4 @@
-# options: num_streams magnitude gate_eps head eps
+# options: num_streams magnitude gate_eps read_site head eps
 # free: init implementation
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-# options: num_streams head eps
+# options: num_streams read_site head eps
 # free: init implementation
 import itertools
 import math

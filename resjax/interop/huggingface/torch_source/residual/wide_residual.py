@@ -29,5 +29,4 @@ class Residual(Streams):
     return read, mix, 2 * write
 
   def final(self, state: Tensor) -> Tensor:
-    shares = self.final_logit.float().sigmoid()
-    return (shares[:, None] * state.float()).sum(-2).to(state.dtype)
+    return self.weighed(state, self.final_logit.float().sigmoid())

@@ -1,6 +1,9 @@
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.cache_utils import Cache
 
 from ..configuration import ResjaxConfig
 from .streams import Streams
@@ -10,7 +13,8 @@ class DynamicStreams(Streams):
   """Streams whose p = σ(z_p) + ε, b = 2 σ(z_b) and M(z_M) every token computes from all of them.
 
   z = a ⊙ (RMS(vec H) φ) + bias, with φ [R D, K] and one number a each for p, b and M. The output is
-  the sum or the mean of the streams, or `learned`: one more read, with parameters of its own.
+  the sum or the mean of the streams, or `learned`: one more read, with parameters of its own; or a
+  read by the p of the last site. The state is H and what the site before computed for p.
   """
 
   gate_eps = 0.0  # ε, in a system that does not have the option
@@ -56,10 +60,26 @@ class DynamicStreams(Streams):
     mixing = self.mix(mix[0]) if mix else None
     return read.sigmoid() + self.gate_eps, mixing, self.strength(write)
 
-  def final(self, state: Tensor) -> Tensor:
-    if self.head != "learned":
-      total = super().final(state)
+  def init(self, x: Tensor, position_ids: Tensor, cache: Cache | None):
+    streams = super().init(x, position_ids, cache)
+    return streams, functional.one_hot(position_ids.new_zeros(x.shape[:-1]), self.num_streams)
+
+  def read(self, state: Any, layer: int, site: int) -> tuple[dict[str, Tensor], Any]:
+    streams, before = state
+    shares, *tape = self.coefficients(streams.float(), layer, site)
+    x = self.weighed(streams, before if self.read_site == "previous" else shares)
+    return {"x": x}, (tape, shares)
+
+  def write(self, state: Any, layer: int, site: int, out: Tensor, normed: dict, tape: Any):
+    of_write, shares = tape
+    return super().write(state[0], layer, site, out, normed, of_write), shares
+
+  def final(self, state: Any) -> Tensor:
+    streams, shares = state
+    if self.head in ("sum", "mean"):
+      total = super().final(streams)
       return total / self.num_streams if self.head == "mean" else total
-    logits = self.head_scale.float() * self.projected(state.float(), self.head_projection)
-    shares = (logits + self.head_bias.float()).sigmoid() + self.gate_eps
-    return (shares[..., None] * state.float()).sum(-2).to(state.dtype)
+    if self.head == "learned":
+      logits = self.head_scale.float() * self.projected(streams.float(), self.head_projection)
+      shares = (logits + self.head_bias.float()).sigmoid() + self.gate_eps
+    return self.weighed(streams, shares)

@@ -17,9 +17,12 @@ class Streams(ResidualBase):
     return x[..., None, :].expand(*x.shape[:-1], self.num_streams, x.shape[-1])
 
   def read(self, state: Tensor, layer: int, site: int) -> tuple[dict[str, Tensor], Any]:
-    wide = state.float()
-    shares, mix, strength = self.coefficients(wide, layer, site)
-    return {"x": (shares[..., None] * wide).sum(-2).to(state.dtype)}, (mix, strength)
+    shares, mix, strength = self.coefficients(state.float(), layer, site)
+    return {"x": self.weighed(state, shares)}, (mix, strength)
+
+  def weighed(self, state: Tensor, shares: Tensor) -> Tensor:
+    """Returns Σ_s p_s H_s."""
+    return (shares[..., None] * state.float()).sum(-2).to(state.dtype)
 
   def write(self, state: Tensor, layer: int, site: int, out: Tensor, normed: dict, tape: Any):
     mix, strength = tape
