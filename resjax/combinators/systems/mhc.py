@@ -91,7 +91,7 @@ class MHC(DynamicStreams):
 
   When to use it: where the state of R streams and its traffic can be paid for. The paper gains
   0.021 in loss at 27B for 6.7 % more time; marin (#9290) gains 0.005 at width 768, which is less
-  than its throughput loses.
+  than its throughput loses. From 20 layers on `hyper_connections` is ahead in DepthBench at 400M.
 
   Args:
     num_streams: R, at least 1. With 1, M is 1 and the gain b of the output is all there is.
