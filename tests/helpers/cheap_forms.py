@@ -83,6 +83,8 @@ SCRIPTS = {
   "python docs/findings/patched_prompts.py": lambda words: words[1:],
   # Without its second folder: that would be an analysis of all 13 arms.
   "python -m docs.findings.one_parent": lambda words: words[1:4],
+  "python -m docs.findings.depth": lambda words: words[1:],
+  "python -m docs.systems.public": lambda words: words[1:],
 }
 # What is not run from a page -> why, and where else.
 ELSEWHERE = {
