@@ -13,6 +13,7 @@ from .base import Streams as Streams
 from .base import TokenContext as TokenContext
 from .base import Views as Views
 from .checks import check_option as check_option
+from .layer_mixing import LayerMixer as LayerMixer
 from .numerics import scaled_add as scaled_add
 from .outside import section as section
 from .registry import build as build
@@ -24,7 +25,9 @@ from .registry import options as options
 from .registry import register as register
 from .registry import settings as settings
 from .source import DepthState as DepthState
+from .source import EnteredStream as EnteredStream
 from .source import SourceCombinator as SourceCombinator
+from .source import Sources as Sources
 from .streams import ResidualStreams as ResidualStreams
 from .systems.attenuation import Attenuation as Attenuation
 from .systems.attn_res import AttnRes as AttnRes

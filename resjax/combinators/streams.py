@@ -10,7 +10,16 @@ import numpy as np
 from jaxtyping import Float
 
 from resjax.base import Array, PyTree, wide_dtype
-from resjax.combinators.base import Combinator, Layer, Norms, PreNorm, Stream, TokenContext, Views
+from resjax.combinators.base import (
+  Combinator,
+  Layer,
+  Norms,
+  PreNorm,
+  Stream,
+  Streams,
+  TokenContext,
+  Views,
+)
 from resjax.combinators.checks import check_choice, check_option
 from resjax.kernels import IMPLEMENTATIONS
 from resjax.kernels.streams import (
@@ -19,6 +28,7 @@ from resjax.kernels.streams import (
   combined,
   stream_coefficients,
   stream_read,
+  written,
 )
 
 
@@ -91,10 +101,18 @@ class ResidualStreams(Combinator):
     return stream_coefficients(state, *self.reading(layer, site))
 
   def init(self, x: Stream, tokens: TokenContext | None = None) -> Pending:
-    count, wide = self.num_streams, wide_dtype(x)
-    weights = jnp.eye(count, count + 1, dtype=wide).reshape(-1, *(1,) * (x.ndim - 1))
+    return self.settled(jnp.broadcast_to(x, (self.num_streams, *x.shape)))
+
+  def settled(self, streams: Streams) -> Pending:
+    """Returns the state that has these streams, and no write that waits."""
+    x, wide = streams[0], wide_dtype(streams)
+    weights = jnp.eye(len(streams), len(streams) + 1, dtype=wide).reshape(-1, *(1,) * (x.ndim - 1))
     weights += jnp.sum(jnp.zeros_like(x, wide), axis=-1)[None]  # they lie as the tokens do
-    return Pending(jnp.broadcast_to(x, (count, *x.shape)), weights, jnp.zeros_like(x))
+    return Pending(streams, weights, jnp.zeros_like(x))
+
+  def streams(self, state: Pending) -> Streams:
+    """Returns the streams of a state after the write that waits."""
+    return written(state)
 
   def read(self, state: Pending, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape holds the streams that are read, and M and b."""

@@ -50,6 +50,7 @@ ADDED = {
   "analyze": ("--tokens=128",),
   "intervene": ("--tokens=128",),
   "inspect": (),
+  "inspect --what=depth": ("--tokens=128", "--seq_len=32", "--vectors=2"),
   "inspect --what=lens": ("--tokens=2048", "--seq_len=64", "--steps=2"),
   "generate": ("--num_tokens=2",),
   "export": (),

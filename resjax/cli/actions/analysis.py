@@ -143,14 +143,22 @@ def measure_all(
     doing, (rows, length) = f"measuring {one.model.name}", one.data.batches[0]["inputs"].shape
     status(doing)
     tokens = rows * length * len(one.data.batches)
-    seconds = expected_seconds(one.model.decoder, tokens, length, config)
-    if seconds >= _SAID:
-      status.say(
-        f"{doing}: {one.data.num_tokens:,} tokens in rows of {length:,}, about "
-        f"{terminal.in_time(seconds)}"
-      )
+    flops = tokens * config.flops_per_token(one.model.decoder, length)
+    say_cost(one.model, one.data, flops, doing, status)
     found.append(one.measure(config, functools.partial(status, doing)))
   return found
+
+
+def say_cost(
+  model: TrainedModel, text: MeasuredText, flops: float, doing: str, status: terminal.Status
+) -> None:
+  """Says how long a measurement of so many FLOPs will take, if that is long."""
+  seconds = expected_seconds(model.decoder, flops)
+  if seconds >= _SAID:
+    status.say(
+      f"{doing}: {text.num_tokens:,} tokens in rows of {text.batches[0]['inputs'].shape[1]:,}, "
+      f"about {terminal.in_time(seconds)}"
+    )
 
 
 def sizes(

@@ -1,10 +1,11 @@
-"""Reads single states of a trained model: by a tuned lens, by the parts of a logit, or by patching.
+"""Reads the states of a trained model: by a tuned lens, parts of a logit, patching, or over depth.
 
   resjax inspect --what=lens --checkpoint=runs/tiny --tokens=65536
   resjax inspect --what=attribution --checkpoint=runs/tiny --text="for i in" \\
     --answer=" range"
   resjax inspect --what=patching --hf=FOLDER --text="The capital of France is" \\
     --corrupted="The capital of Italy is" --answer=" Paris" --answer=" Rome"
+  resjax inspect --what=depth --hf=FOLDER --data=text.jsonl --tokens=2048
 
 lens trains an affine map for the state after every layer, such that the state decodes to what the
 model says at the end, and shows how far it and the logit lens are from that. The maps lie in
@@ -12,8 +13,11 @@ lens.safetensors and belong to this checkpoint. attribution splits the logit of 
 (less that of the second one, if there is one) after --text into the parts that the sites and the
 attention heads write. patching runs --corrupted with single states of --text and shows how much of
 the difference between both answers comes back: 0 nothing, 1 all of it. Without --answer the most
-probable token is taken. Numbers go to WHAT_results.json in --out, and a figure to WHAT.png.
-All combinators can be inspected; attribution refuses those for which parts are not defined.
+probable token is taken. depth measures what layers do to the state, and what happens without them
+(the probes of DepthBench): angles, what later layers change without an earlier one, the loss
+without it and with neighbours swapped, mixing matrices of streams and Jacobians. Numbers go to
+WHAT_results.json in --out, and a figure to WHAT.png. All combinators can be inspected; attribution
+and depth refuse those for which they are not defined.
 docs/readings.md says how the numbers compare with other tools'.
 """
 
@@ -31,24 +35,29 @@ from rich.console import Console
 
 from resjax.base import Location, locations, processes, terminal
 from resjax.cli import command, text_flags
+from resjax.cli.actions import analysis
 from resjax.study import TrainedModel
 from resjax.study.analysis import (
   EVERY,
   Attribution,
   Comparison,
+  DepthProbes,
   Patching,
   ProbeConfig,
   attribute,
   depth_positions,
+  depth_probes,
   patch,
   plots,
   to_plain,
   tuned_lens,
 )
-from resjax.study.analysis.report import reading_figures, visible
+from resjax.study.analysis.report import depth_tables, reading_figures, visible
 from resjax.train.runs import restore
 
-_WHAT = flags.DEFINE_enum("what", None, ("lens", "attribution", "patching"), "What to read.")
+_WHAT = flags.DEFINE_enum(
+  "what", None, ("lens", "attribution", "patching", "depth"), "What to read."
+)
 _OUT = flags.DEFINE_string(
   "out", None, "Folder to write to; default: WORKDIR/WHAT for a run, runs/WHAT for --hf."
 )
@@ -72,21 +81,29 @@ _WORDS = flags.DEFINE_integer(
   lower_bound=0,
 )
 _RATE = flags.DEFINE_float("learning_rate", 1e-3, "Rate of the first of them.", lower_bound=0)
+_PROBES = flags.DEFINE_list(
+  "probes", list(depth_probes.PROBES), "What of depth is measured; fewer take less time."
+)
+_PAIRS = flags.DEFINE_enum(
+  "pairs", "neighbours", depth_probes.PAIRS, "The layers that change places, pair by pair."
+)
+_VECTORS = flags.DEFINE_integer(
+  "vectors", 16, "Random vectors for the norms of Jacobians.", lower_bound=2
+)
 
 
 def main() -> None:
   """Reads the model of the command line."""
   command.join()
   if _WHAT.value is None:
-    raise ValueError("nothing to read; give --what=lens, --what=attribution or --what=patching")
+    raise ValueError("nothing to read; give --what=lens, attribution, patching or depth")
   model = text_flags.load_one()
   folder = _folder()
   first = jax.process_index() == 0
   if first:
     locations.make_folder(folder, "--out")
-  {"lens": _lens, "attribution": _attribution, "patching": _patching}[_WHAT.value](
-    model, folder, terminal.console(quiet=not first)
-  )
+  read = {"lens": _lens, "attribution": _attribution, "patching": _patching, "depth": _depth}
+  read[_WHAT.value](model, folder, terminal.console(quiet=not first))
   processes.shutdown()
 
 
@@ -203,6 +220,30 @@ def _patching(model: TrainedModel, folder: Location, console: Console) -> None:
   _write(model, folder, console, found, facts, reading_figures.patching(found, words, title))
 
 
+def _depth(model: TrainedModel, folder: Location, console: Console) -> None:
+  """Shows what layers do to the depth state, and what happens without them."""
+  depth_probes.check(model.decoder, _PROBES.value, _PAIRS.value, _VECTORS.value)
+  text = text_flags.read_text(model, _depth_sizes)
+  chosen = {"probes": _PROBES.value, "pairs": _PAIRS.value, "vectors": _VECTORS.value}
+  with terminal.status(quiet=jax.process_index() != 0) as status:
+    flops = depth_probes.flops(model.decoder, text, **chosen)
+    analysis.say_cost(model, text, flops, "probing", status)
+    found = depth_probes.probe(
+      model.decoder, text, model=model.name, **chosen, progress=functools.partial(status, "probing")
+    )
+  for table, words in depth_tables.tables(found):
+    console.print(table)
+    terminal.say(console, "\n".join(words))
+  terminal.say(console, "\n".join(depth_tables.caption(found)))
+  facts = {"vectors": _VECTORS.value}
+  _write(model, folder, console, found, facts, reading_figures.depth(found))
+
+
+def _depth_sizes(model: TrainedModel, tokens: int, seq_len: int) -> tuple[int, int]:
+  """Returns the most tokens and the length of rows by default: those of DepthBench, 16 of 256."""
+  return tokens or 4096, seq_len or min(model.seq_len, 256)
+
+
 def _prompt(model: TrainedModel, text: str | None, flag: str) -> np.ndarray:
   """Returns the tokens of a flag behind what stands in front of texts.
 
@@ -244,7 +285,7 @@ def _write(
   model: TrainedModel,
   folder: Location,
   console: Console,
-  found: Comparison | Attribution | Patching,
+  found: Comparison | Attribution | Patching | DepthProbes,
   facts: dict[str, Any],
   figure: Figure,
 ) -> None:

@@ -1,5 +1,6 @@
 from . import alignment_record as alignment_record
 from . import depth_positions as depth_positions
+from . import depth_probes as depth_probes
 from . import depth_retrieval as depth_retrieval
 from . import heat_map as heat_map
 from . import interventions as interventions
@@ -15,6 +16,7 @@ from .alignment import Shift as Shift
 from .alignment import to_plain as to_plain
 from .attribution import Attribution as Attribution
 from .attribution import attribute as attribute
+from .depth_probes import DepthProbes as DepthProbes
 from .measurement import Meter as Meter
 from .measurement import expected_seconds as expected_seconds
 from .measurement import make_probe_step as make_probe_step

@@ -66,14 +66,12 @@ def measure(
   )
 
 
-def expected_seconds(decoder: Decoder, num_tokens: int, length: int, config: ProbeConfig) -> float:
-  """Returns about how long `measure` will take, from the time of a product with part of the head.
+def expected_seconds(decoder: Decoder, flops: float) -> float:
+  """Returns about how long matrix products take, from the time of one with part of the head.
 
   Args:
     decoder: the decoder, on devices of this process.
-    num_tokens: the number of tokens, with padding.
-    length: the number of tokens in a row T.
-    config: what to measure.
+    flops: of all products.
   """
   width = decoder.config.d_model
   rows, words = (jnp.ones((size, width), decoder.config.dtype) for size in (512, 8192))
@@ -85,7 +83,6 @@ def expected_seconds(decoder: Decoder, num_tokens: int, length: int, config: Pro
     product(rows, words).block_until_ready()
     times.append(time.perf_counter() - start)
   rate = 2 * 512 * 8192 * width / min(times)
-  flops = num_tokens * config.flops_per_token(decoder, length)
   return _OVER_PRODUCTS * flops / rate / max(1, decoder.layout.mesh.size)
 
 

@@ -72,10 +72,30 @@ def test_patching(forked, folder, tmp_path):
   assert len(lines) == 4 and all("1.000" in line for line in lines)
 
 
+@pytest.mark.slow
+def test_depth_probes(forked, folder, tmp_path):
+  text = write_text(tmp_path) / "text"
+  options = ["--seq_len=16", "--tokens=100", "--vectors=2", f"--data={text}", "--pairs=all"]
+  code, output = forked("--what=depth", f"--hf={folder}", *options, f"--out={tmp_path}")
+  assert code == 0, output
+  found = results(tmp_path, "depth")
+  assert np.shape(found["angular"]["mean"]) == (4, 4) and len(found["pairs"]) == 3
+  assert found["effective_rank"] is None and len(found["jacobian"]["half"]) == 3
+  line = next(line for line in output.splitlines() if line.split()[:1] == ["0"])
+  means = (
+    found["angular"]["mean"][0][1],
+    found["causal_mean"]["mean"][0],
+    found["skipped"]["mean"][0],
+  )
+  assert all(f"{value:.4f}" in line for value in means)
+  assert "no effective rank: standard has no mixing matrices" in output.replace("\n", " ")
+  assert all(len(line) <= 80 for line in output.splitlines() if "±" in line)
+
+
 @pytest.mark.parametrize(
   ("flags", "words"),
   [
-    ([], "nothing to read; give --what=lens, --what=attribution or --what=patching"),
+    ([], "nothing to read; give --what=lens, attribution, patching or depth"),
     (["--what=lens"], "no model; give the folder of a run"),
     (["--what=lens", "--hf=a", "--checkpoint=b"], "several models; give one --checkpoint"),
     (["--what=heads"], "--what=heads"),
@@ -91,6 +111,7 @@ def test_mistakes(forked, flags, words):
   ("flags", "words"),
   [
     (["--what=attribution"], 'no prompt; give one, for example --text="The capital of France is"'),
+    (["--what=depth", "--probes=angle"], "probes='angle' are not known; give some of angular"),
     (["--what=patching", "--text=a"], "no prompt; give one, for example --corrupted="),
     (["--what=patching", "--text=a", "--corrupted=a"], "--corrupted has the tokens of --text"),
     (["--what=attribution", "--text=a", "--answer=depth"], "'depth' is 3 tokens of llama"),

@@ -1,5 +1,6 @@
 from . import alignment_figures as alignment_figures
 from . import alignment_table as alignment_table
+from . import depth_tables as depth_tables
 from . import factor_table as factor_table
 from . import heat_table as heat_table
 from . import page as page

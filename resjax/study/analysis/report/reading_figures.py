@@ -1,6 +1,7 @@
-"""Figures of readings of single models: tuned lens, parts of a logit, activation patching."""
+"""Figures of readings of single models: tuned lens, parts of a logit, patching, depth probes."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 from resjax.study.analysis import depth_positions
 from resjax.study.analysis.alignment import DepthPosition
 from resjax.study.analysis.attribution import Attribution
+from resjax.study.analysis.depth_probes import DepthProbes, Measured
 from resjax.study.analysis.patching import Patching
 from resjax.study.analysis.report import panels
 from resjax.study.analysis.report.heat_table import fitted
@@ -79,6 +81,65 @@ def patching(found: Patching, words: Sequence[str], subtitle: str) -> Figure:
   axes.set_xlabel("token of the clean prompt whose state is put in")
   made.colorbar(image, ax=axes, label="0: corrupted, 1: clean")
   return made
+
+
+def depth(found: DepthProbes) -> Figure:
+  """Draws the depth probes that were measured, a panel each, with 95% intervals."""
+  count = f"n = {found.num_tokens:,} tokens; bands are 95% intervals over rows"
+  subtitle = f"{found.model}  |  {found.residual}  |  {found.corpus}"
+  drawn: list[tuple[str, Callable[[Axes], object]]] = []
+  if found.angular is not None:
+    angular = found.angular.mean
+    drawn.append(("angle between states / π", lambda axes: _map(axes, angular, "state", "state")))
+  if found.causal is not None:
+    causal = found.causal.mean
+    words = "changed layer", "layer left out"
+    drawn.append(("change of later updates", lambda axes: _map(axes, causal, *words)))
+  if found.permutation is not None and len(found.pairs) >= found.num_layers:
+    swaps = np.full([found.num_layers] * 2, np.nan)
+    swaps[tuple(np.array(found.pairs).T)] = found.permutation.mean
+    drawn.append(("|ΔL| / L of swapped layers", lambda axes: _map(axes, swaps, "layer", "layer")))
+  lines = {
+    "|ΔL| / L, swapped with the next": found.swap_with_next,
+    "ΔL without a layer (nats)": found.skipped,
+    "ΔL without n layers (nats)": found.pruned,
+    "effective rank up to a layer": found.effective_rank,
+    "‖J − I‖ / √W": found.jacobian,
+  }
+  for name, one in lines.items():
+    if one is not None:
+      first = 1 if one is found.pruned else 0
+      drawn.append((name, functools.partial(_probe_line, one=one, first=first)))
+  rows = -(-len(drawn) // 2)
+  made, axes = panels.panel("Depth probes", subtitle, size=(9.0, 0.9 + 3.1 * rows), note=count)
+  made.delaxes(axes)
+  for axes, (name, draw) in zip(made.subplots(rows, 2, squeeze=False).flat, drawn, strict=False):
+    draw(axes)
+    axes.set_title(name, fontsize=panels.LABEL + 1)
+  for axes in made.axes[len(drawn) :]:
+    if not axes.has_data():
+      axes.remove()
+  return made
+
+
+def _map(axes: Axes, values: np.ndarray, across: str, down: str) -> None:
+  image = axes.imshow(values, cmap="viridis_r", vmin=0)
+  axes.set_xlabel(across)
+  axes.set_ylabel(down)
+  axes.figure.colorbar(image, ax=axes, shrink=0.9)
+
+
+def _probe_line(axes: Axes, one: Measured, first: int) -> None:
+  """Draws a value for every layer, or from 1 on for every number of layers that are removed."""
+  x, half = np.arange(len(one.mean)) + first, np.nan_to_num(one.half)
+  look = panels.STYLES[0]
+  ends = one.mean - half, one.mean + half
+  axes.fill_between(x, *ends, color=look["color"], alpha=0.2, linewidth=0)
+  axes.plot(x, one.mean, **look, markersize=3.5, linewidth=1.4)
+  axes.set_xlabel("layers removed" if first else "layer")
+  axes.xaxis.get_major_locator().set_params(integer=True)
+  axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+  axes.grid(axis="y", alpha=0.25)
 
 
 def _kl_axis(axes: Axes) -> None:
