@@ -24,7 +24,12 @@ def values_and_gradients(made):
 def test_deep_muddformer_without_norms_is_warned_of_once():
   def make(num_layers, **options):
     sizes = {"num_layers": num_layers, "d_model": 8}
-    return nnx.eval_shape(lambda: combinators.MUDDFormer(**sizes, **options, rngs=nnx.Rngs(0)))
+
+    def start():
+      made = combinators.MUDDFormer(**sizes, **options, rngs=nnx.Rngs(0))
+      made.init(jnp.ones((1, 8)))
+
+    jax.eval_shape(start)
 
   with warnings.catch_warnings(record=True) as found:
     warnings.simplefilter("default")

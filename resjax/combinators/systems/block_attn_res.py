@@ -109,7 +109,8 @@ class BlockAttnRes(DepthBlocks, OutputReader):
     return reader if site == OUTPUT else self._in_block(reader, layer >= self.layers_per_block)
 
   def _block_reader(self, sources: Sources) -> Reader:
-    is_later = jnp.sum(sources.valid()) > 1  # the first block finds the embedding alone
+    """See `DepthBlocks._block_reader`. The first block finds the embedding alone."""
+    is_later = jnp.sum(sources.valid()) > 1
     return self._in_block(super()._block_reader(sources), is_later)
 
   def _in_block(self, reader: Reader, is_later: bool | Array) -> Reader:

@@ -102,12 +102,6 @@ class MUDDFormer(LayerMixer):
     self.final_bias = nnx.Param(jnp.asarray(np.eye(depth + 1)[:, -1:] * (not pre_post_norm)))
     if pre_post_norm:
       self._make_norms()
-    elif depth >= _DIVERGED:
-      warnings.warn(
-        f"muddformer without pre_post_norm diverged with {_DIVERGED} layers in public, this has "
-        f"{depth}; set config.model.residual.muddformer.pre_post_norm=True",
-        stacklevel=1,  # once for all that build it
-      )
 
   def _make_norms(self) -> None:
     """Makes g of the embedding and of every layer, and s of every layer and of the output."""
@@ -119,8 +113,15 @@ class MUDDFormer(LayerMixer):
     self.per_layer += ("source_scale", "mix_scale")
 
   def init(self, x: Stream, tokens: TokenContext | None = None) -> DepthState:
+    """See `Combinator.init`. A depth where this form diverged is warned of, once."""
     state = super().init(x, tokens)
     if not self.pre_post_norm:
+      if self.num_layers >= _DIVERGED:
+        warnings.warn(
+          f"muddformer without pre_post_norm diverged with {_DIVERGED} layers in public, this has "
+          f"{self.num_layers}; set config.model.residual.muddformer.pre_post_norm=True",
+          stacklevel=1,
+        )
       return state
     source = scaled_norm(x, self.embedding_scale[...], self.eps)
     return DepthState(Sources(recent=(source,)), state.running)
