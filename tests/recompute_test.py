@@ -1,14 +1,16 @@
 """Numbers of pages are those of committed JSON."""
 
+import dataclasses
 import re
 
 import pytest
 from scipy import stats
 
+from configs.ablations import depthbench_1m, lns_rate
 from docs import recompute
 from docs.findings import depth, statements
 from docs.systems import public
-from resjax.study.sweeps import comparison, plan, table
+from resjax.study.sweeps import comparison, expand, plan, results, table
 
 PAGE = "The arm is <!--a.mean-->0.1<!--/--> above.\n\n<!--a.table-->\nold\n<!--/-->\n"
 
@@ -84,14 +86,48 @@ def test_the_order_of_designs_is_told_by_pairs_that_are_reversed_for_sure():
   assert found == ["confirmed", "refuted", "refuted", "undecided"]
 
 
+def write_sweep(root, file, argument, offsets):
+  """Writes what `resjax sweep` leaves of a planned sweep, an arm at 2 bits per byte and offset."""
+  config = file.get_config(argument)
+  arms = {run.arm: run.overrides for run in expand(config, file.sweep(config))}
+  asked = plan.questions(file.PLAN, list(arms))
+  runs = expand(config, arms.items(), asked.seeds)
+  made = plan.make(asked, runs, None, 0.0)
+  tuned = {arm: {"optim.learning_rate": 0.002 * int(argument[0])} for arm in arms}
+  found = []
+  for run in runs:
+    value = 2 + offsets.get(run.arm, 1) + run.seed / 10 + (len(run.arm) * run.seed) % 7 / 1e4
+    done = {"status": "done", "value": value, "bits_per_byte": value, "steps": 250}
+    found.append(dataclasses.replace(results.result(run, [], {}), **done))
+  folder = root / config.workdir.removeprefix("runs/")
+  plan.write(folder, dataclasses.replace(made, tuned=tuned))
+  table.save(found, folder, comparison.make(made, found))
+
+
+def test_sweeps_of_depth_become_tables_and_verdicts(tmp_path):
+  assert depth.numbers(tmp_path) == {}
+  wide = {"standard": 0.2, "mhc": 0.1, "hyper_connections": 0.3}
+  write_sweep(tmp_path, depthbench_1m, "6", wide)
+  write_sweep(tmp_path, depthbench_1m, "48", wide | {"mhc": 0.4})
+  write_sweep(tmp_path, lns_rate, "24,0.004", {"lns": 0.3, "lns-x5": 0.5})
+  found = depth.numbers(tmp_path)
+  assert (found["deep"], found["lns"], found["order"]) == ("confirmed", "refuted", "confirmed")
+  assert found["order.pairs"] == "`standard` and `mhc`, `hyper_connections` and `mhc`"
+  assert "| `keel` | 0.012 | 0.008 |" in found["rates"]
+  (row,) = re.findall(r"^\| `mhc` \| (2\.4\S*) .* \| (2\.7\S*) .* \|$", found["losses"], re.M)
+  assert [float(mean) for mean in row] == pytest.approx([2.4, 2.7], abs=0.002)
+
+
 def test_the_picture_of_depth_has_our_sweeps_beside_the_public_one(monkeypatch):
   assert len(public.figure().axes) == len(public.DRAWN) + bool(depth.losses())
   ours = {6: {"standard": {1: 2.2, 2: 2.4}, "lns": {1: 2.3}}, 48: {"standard": {1: 2.5, 2: 2.7}}}
   monkeypatch.setattr(depth, "losses", lambda: ours)
-  *_, panel = public.figure().axes
+  *others, panel = public.figure().axes
   assert [text.get_text() for text in panel.get_xticklabels()] == ["6", "48"]
   bars = {one.get_label(): one for one in panel.containers}
   assert [*bars] == ["standard", "lns"]
+  theirs = {line.get_label(): line.get_color() for line in others[0].get_lines()}
+  assert bars["lns"].lines[0].get_color() == theirs["LNS"]
   assert [*bars["standard"].lines[0].get_ydata()] == pytest.approx([2.3, 2.6])
   (first, _), *_ = (lines.get_segments() for lines in bars["standard"].lines[2])
   assert first[:, 1] == pytest.approx([2.3 - 0.1 * 12.706, 2.3 + 0.1 * 12.706], abs=1e-4)

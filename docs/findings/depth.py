@@ -94,8 +94,14 @@ def order(shallow: Values, deep: Values) -> dict[str, str]:
   }
 
 
-def panel(axes: Axes, ours: Mapping[int, Values]) -> None:
-  """Draws the loss of every design against the number of layers, with 95 % intervals over seeds."""
+def panel(axes: Axes, ours: Mapping[int, Values], styles: Mapping[str, Mapping[str, str]]) -> None:
+  """Draws the loss of every design against the number of layers, with 95 % intervals over seeds.
+
+  Args:
+    axes: the place of the panel.
+    ours: see `losses`.
+    styles: how lines of designs look; others are grey.
+  """
   arms = list(dict.fromkeys(arm for values in ours.values() for arm in values))
   for place, arm in enumerate(arms):
     by = {layers: [*values[arm].values()] for layers, values in ours.items() if arm in values}
@@ -104,12 +110,9 @@ def panel(axes: Axes, ours: Mapping[int, Values]) -> None:
       mean_interval(found) or (mean, mean) for found, mean in zip(by.values(), means, strict=True)
     ]
     bars = [(mean - low, high - mean) for mean, (low, high) in zip(means, spans, strict=True)]
-    apart = 0.97 + 0.006 * place  # so that intervals stand beside each other
-    axes.errorbar(
-      [apart * layers for layers in by], means, yerr=[*zip(*bars, strict=True)], capsize=2,
-      label=plots.plain(arm), color=plots.COLOURS[place % 7],
-      marker=plots.MARKERS[place % 8], linestyle="-" if place < 7 else "--",
-    )  # fmt: skip
+    apart = [(0.97 + 0.006 * place) * layers for layers in by]  # intervals beside each other
+    style = {"color": "0.5", "marker": ".", **styles.get(arm, {}), "label": plots.plain(arm)}
+    axes.errorbar(apart, means, yerr=[*zip(*bars, strict=True)], capsize=2, **style)
   axes.set_xscale("log")
   axes.set_xticks([*ours], map(str, ours))
   axes.set_ylabel("validation loss (bits per byte)")

@@ -59,27 +59,30 @@ def figure() -> Figure:
   ours = depth.losses()
   count = len(DRAWN) + bool(ours)
   drawn = Figure(figsize=(1.6 + 5.4 * count, 4.6), layout="constrained")
-  panels = drawn.subplots(1, count, squeeze=False).flat
-  for axes, name in zip(panels, DRAWN, strict=False):
-    _panel(axes, studies()[name])
+  styles: dict[str, Mapping[str, str]] = {}
+  for axes, name in zip(drawn.subplots(1, count, squeeze=False).flat, DRAWN, strict=False):
+    styles |= _panel(axes, studies()[name])
   if ours:
-    depth.panel(drawn.axes[-1], ours)
+    depth.panel(drawn.axes[-1], ours, styles)
     _label(drawn.axes[-1], "here, 1M parameters, five seeds")
   return drawn
 
 
-def _panel(axes: Axes, study: Mapping[str, Any]) -> None:
+def _panel(axes: Axes, study: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
+  """Draws a study, and returns how the line of each arm of depthbench.py looks."""
+  styles = {}
   layers = [int(shape.split()[0]) for shape in study["shapes"]]
   rows = sorted(study["rows"], key=lambda row: -row["values"][4])  # as lines lie at 32 layers
   for i, row in enumerate(rows):
-    axes.plot(
-      layers[: len(row["values"])], row["values"], label=row["design"],
-      color=plots.COLOURS[i % 7], marker=plots.MARKERS[i % 8], linestyle="-" if i < 7 else "--",
-    )  # fmt: skip
+    style = {"color": plots.COLOURS[i % 7], "marker": plots.MARKERS[i % 8]}
+    style["linestyle"] = "-" if i < 7 else "--"
+    axes.plot(layers[: len(row["values"])], row["values"], label=row["design"], **style)
+    styles["sandwich" if row.get("options") == "post_norm" else row["system"]] = style
   axes.set_xscale("log")
   axes.set_xticks(layers, map(str, layers))
   axes.set_ylabel("validation loss (nats per token)")
   _label(axes, study["title"])
+  return styles
 
 
 def _label(axes: Axes, title: str) -> None:
