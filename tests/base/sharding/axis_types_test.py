@@ -29,6 +29,9 @@ SPECS = {
 }
 # Of each way to have a derivative of one's own: by sources, by streams, by gates; and a shift.
 MECHANISMS = ("attn_res", "mhc", "gated_residual", "deep_delta")
+OPTIONS = {"deep_delta": {"compressor": "token"}}
+# Options that change the state.
+OTHERS = (("independent_hc", {"read_site": "previous", "head": "previous"}),)
 
 
 class Block(nnx.Module):
@@ -40,9 +43,9 @@ class Block(nnx.Module):
     return stream.sublayer("mlp", None, lambda x: x * self.scale[...])
 
 
-def network(name, scan):
+def network(name, scan, options=None):
   """A function of parameters and embeddings, and the parameters."""
-  options = {"compressor": "token"} if name == "deep_delta" else {}
+  options = options or OPTIONS.get(name, {})
   graphdef, params = nnx.split(toy.build(name, options, num_layers=L))
 
   def loss(params, x):
@@ -88,10 +91,10 @@ def refuses_gelu():
   return False
 
 
-@pytest.mark.parametrize("name", combinators.names())
-def test_explicit_and_manual_axes_fit_the_types_of_all(name):
+@pytest.mark.parametrize("name, options", [*((n, None) for n in combinators.names()), *OTHERS])
+def test_explicit_and_manual_axes_fit_the_types_of_all(name, options):
   for scan in (False, True)[: 1 + can_scan(name)]:
-    f, params = network(name, scan)
+    f, params = network(name, scan, options)
     if name != "muddformer" or not refuses_gelu():  # its weights pass a GELU
       jax.eval_shape(manual(f), params, X)
       jax.eval_shape(manual(f, ["data"]), params, X)
