@@ -224,7 +224,9 @@ def _depth(model: TrainedModel, folder: Location, console: Console) -> None:
   """Shows what layers do to the depth state, and what happens without them."""
   depth_probes.check(model.decoder, _PROBES.value, _PAIRS.value, _VECTORS.value)
   text = text_flags.read_text(model, _depth_sizes)
-  chosen = {"probes": _PROBES.value, "pairs": _PAIRS.value, "vectors": _VECTORS.value}
+  chosen: dict[str, Any] = {
+    "probes": _PROBES.value, "pairs": _PAIRS.value, "vectors": _VECTORS.value,
+  }  # fmt: skip
   with terminal.status(quiet=jax.process_index() != 0) as status:
     flops = depth_probes.flops(model.decoder, text, **chosen)
     analysis.say_cost(model, text, flops, "probing", status)

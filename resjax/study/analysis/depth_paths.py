@@ -218,6 +218,8 @@ class _Sources(WrappedPath):
     keep: whether a layer runs [L].
   """
 
+  inner: AttnRes | BlockAttnRes
+
   def __init__(self, inner: AttnRes | BlockAttnRes, keep: Array):
     super().__init__(inner)
     self.keep = nnx.Variable(keep)
