@@ -116,6 +116,7 @@ def model() -> dict:
     "remat": "full",  # none | full | dots: what a layer recomputes in the reverse pass
     "depth": "scan",  # scan (the combinator's strategy) | loop (plain Python loop)
     "mup": mup(),
+    "moe": moe(),
     "residual": {"name": "standard"},  # and the options of systems, see `Residual`
   }
 
@@ -133,6 +134,22 @@ def mup() -> dict:
   return {
     "base_width": 0,  # a d_model; 0: off
     "base_layers": 0,  # a num_layers, which also divides branches; 0: off; for `standard` alone
+  }
+
+
+def moe() -> dict:
+  """A mixture of experts in place of the MLP; docs/moe.md."""
+  return {
+    "num_experts": 0,  # E; 0: every layer has an MLP
+    "num_experts_per_tok": 2,  # k: experts that a token goes through
+    "expert_dim": 0,  # F of an expert; 0: mlp_dim
+    "num_shared_experts": 0,  # experts that all tokens go through besides
+    "score": "softmax",  # softmax | sigmoid: what makes scores of the router's logits
+    "norm_topk_prob": True,  # the weights of the chosen experts add up to one
+    "routed_scaling_factor": 1.0,  # multiplies these weights
+    "selection_bias": False,  # balance the load by a bias of the choice, see train.router_bias_rate
+    "first_dense": 0,  # so many of the first layers have an MLP of mlp_dim
+    "every": 1,  # layer l has experts if (l + 1) % every = 0; the others have an MLP
   }
 
 
@@ -259,6 +276,9 @@ def train() -> dict:
     "batch_size": 32,  # rows per step, over all devices and microbatches
     "microbatches": 1,  # gradient accumulation
     "z_loss": 1e-4,
+    "router_balance_loss": 0.01,  # of experts; 0: none, where a selection bias balances
+    "router_z_loss": 1e-3,  # keeps the logits of routers small
+    "router_bias_rate": 1e-3,  # what a step moves selection biases by
     # Compiler options: auto (what resjax/base/hardware/compiler_options.py has for the chip) |
     # none; then NAME=VALUE adds one and -NAME removes one, as in "auto,xla_a=true,-xla_b".
     "compiler_options": "auto",
@@ -303,7 +323,8 @@ def checkpoint() -> dict:
 
 
 def mesh() -> dict:
-  return {"data": -1, "fsdp": 1, "tensor": 1, "sequence": 1}  # -1: all remaining devices
+  sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "sequence"), 1)
+  return sizes | {"data": -1}  # all remaining devices
 
 
 def sharding() -> dict:
@@ -311,13 +332,15 @@ def sharding() -> dict:
 
   A rule names the mesh axes that split a logical axis, the outermost first; () leaves it whole.
 
+  All sets split rows and the experts of a mixture over `expert`, and besides:
+
     dp            rows over `data`; every device holds all parameters.
     fsdp          rows over `data` and `fsdp`; parameters, their gradients and moments over `fsdp`.
     fsdp_tp       fsdp; heads, MLP width and vocabulary over `tensor`.
     long_context  fsdp_tp; the tokens of a row over `sequence`, and parameters over it too.
   """
   dp = {
-    "batch": ("data",),  # B
+    "batch": ("data", "expert"),  # B
     "tokens": (),  # T
     "embed": (),  # D of activations
     "layers": (),  # L of parameters
@@ -325,11 +348,12 @@ def sharding() -> dict:
     "vocab": (),  # V
     "heads": (),  # H and K, in parameters times C
     "mlp": (),  # F
+    "experts": ("expert",),  # E
     # What splits the optimizer's moments besides what splits their parameters, such as ("data",):
     # each device updates its part, and updated parameters are gathered once per step (ZeRO-1).
     "moments": (),
   }
-  fsdp = dp | {"batch": ("data", "fsdp"), "embed_param": ("fsdp",)}
+  fsdp = dp | {"batch": ("data", "fsdp", "expert"), "embed_param": ("fsdp",)}
   fsdp_tp = fsdp | dict.fromkeys(("vocab", "heads", "mlp"), ("tensor",))
   long_context = fsdp_tp | {"tokens": ("sequence",), "embed_param": ("fsdp", "sequence")}
   sets = {"dp": dp, "fsdp": fsdp, "fsdp_tp": fsdp_tp, "long_context": long_context}

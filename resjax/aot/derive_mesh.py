@@ -8,15 +8,15 @@ from resjax.base.sharding import MeshConfig
 def derive(mesh: MeshConfig, devices: int, num_slices: int = 1) -> MeshConfig:
   """Returns a mesh for a number of devices: fsdp no larger than a slice, and data all that remain.
 
-  data = devices / (fsdp · tensor · sequence). A mesh that has all devices is left as it is, and so
-  is one that leaves a remainder, which `make_mesh` refuses.
+  data = devices / (fsdp · expert · tensor · sequence). A mesh that has all devices is left as it
+  is, and so is one that leaves a remainder, which `make_mesh` refuses.
 
   Args:
     mesh: the mesh of a config, perhaps made for another number of devices.
     devices: the number of devices of all slices.
     num_slices: the number of slices, which `data` joins.
   """
-  inner = mesh.tensor * mesh.sequence
+  inner = mesh.expert * mesh.tensor * mesh.sequence
   if inner < 1 or mesh.fsdp < 1 or mesh.data * mesh.fsdp * inner == devices:
     return mesh
   fsdp = min(mesh.fsdp, devices // num_slices // inner)

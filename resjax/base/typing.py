@@ -12,6 +12,7 @@
 | K      | key/value heads           | model.num_kv_heads    |
 | C      | head width                | model.head_dim        |
 | F      | MLP width                 | model.mlp_dim         |
+| E      | experts of a mixture      | model.moe.num_experts |
 | V      | vocabulary                | data.tokenizer        |
 """
 

@@ -24,6 +24,7 @@ BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Rows measured at a time.", l
 _REST = "the axis data has the rest."
 _MESH = {
   "fsdp": flags.DEFINE_integer("fsdp", 1, f"Devices along the mesh axis fsdp; {_REST}"),
+  "expert": flags.DEFINE_integer("expert", 1, f"Devices along the mesh axis expert; {_REST}"),
   "tensor": flags.DEFINE_integer("tensor", 1, f"Devices along the mesh axis tensor; {_REST}"),
 }
 

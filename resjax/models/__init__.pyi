@@ -3,6 +3,7 @@ from . import parameters as parameters
 from .config import DecoderConfig as DecoderConfig
 from .config import DepthValuesConfig as DepthValuesConfig
 from .config import LayerRope as LayerRope
+from .config import MoEConfig as MoEConfig
 from .config import ResidualConfig as ResidualConfig
 from .config import ShortSWAConfig as ShortSWAConfig
 from .config import ValueGateConfig as ValueGateConfig
@@ -13,6 +14,7 @@ from .decoder import Probed as Probed
 from .depth import REMAT as REMAT
 from .depth import SiteVisit as SiteVisit
 from .flops import forward_flops_per_token as forward_flops_per_token
+from .flops import inactive_parameters as inactive_parameters
 from .flops import training_flops_per_token as training_flops_per_token
 from .layer import check_norm_gate as check_norm_gate
 from .layer import normed_views as normed_views
@@ -28,5 +30,8 @@ from .residual_stream import Initializer as Initializer
 from .residual_stream import ResidualStream as ResidualStream
 from .residual_stream import branch_init as branch_init
 from .residual_stream import run_blocks as run_blocks
+from .routing import balanced as balanced
+from .routing import no_routing as no_routing
+from .routing import routing_record as routing_record
 from .sampling import check_options as check_options
 from .sampling import generate as generate

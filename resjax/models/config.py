@@ -125,6 +125,35 @@ class MupConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MoEConfig:
+  """The mixture of experts that layers have in place of an MLP, see `resjax.nn.MoE`.
+
+  Attributes:
+    num_experts: the number of experts E; 0: every layer has an MLP.
+    num_experts_per_tok: how many of them a token goes through, k.
+    expert_dim: the inner width F of an expert; 0: mlp_dim.
+    num_shared_experts: how many experts all tokens go through besides; they are one MLP.
+    score: one of `resjax.nn.SCORES`.
+    norm_topk_prob: whether the weights of a token's experts are divided by their sum.
+    routed_scaling_factor: a factor on these weights.
+    selection_bias: whether experts are chosen by score and bias, which balances their load.
+    first_dense: how many of the first layers have an MLP of mlp_dim.
+    every: layer l has a mixture if (l + 1) % every = 0, and all others an MLP.
+  """
+
+  num_experts: int = 0
+  num_experts_per_tok: int = 2
+  expert_dim: int = 0
+  num_shared_experts: int = 0
+  score: str = "softmax"
+  norm_topk_prob: bool = True
+  routed_scaling_factor: float = 1.0
+  selection_bias: bool = False
+  first_dense: int = 0
+  every: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
 class DecoderConfig:
   """The sizes and choices of a decoder; configs/base.py says what each field means.
 
@@ -176,6 +205,7 @@ class DecoderConfig:
   pre_norm: bool = True
   qk_norm_over: str = "head"
   norm_bias: bool = False
+  moe: MoEConfig = MoEConfig()
 
   def __post_init__(self) -> None:
     """Fills in head_dim and checks every field."""
@@ -196,6 +226,22 @@ class DecoderConfig:
   def layer_windows(self) -> tuple[int, ...]:
     """The window of the attention of each layer, 0 for none."""
     return tuple(self.windows[i % len(self.windows)] for i in range(self.num_layers))
+
+  @property
+  def routed_layers(self) -> tuple[int, ...]:
+    """The layers that have a mixture of experts in place of an MLP."""
+    layers = range(self.moe.first_dense, self.num_layers) if self.moe.num_experts else ()
+    return tuple(layer for layer in layers if (layer + 1) % self.moe.every == 0)
+
+  @property
+  def dense_layers(self) -> tuple[int, ...]:
+    """The layers that have an MLP."""
+    return tuple(sorted({*range(self.num_layers)} - {*self.routed_layers}))
+
+  @property
+  def expert_dim(self) -> int:
+    """The inner width of an expert."""
+    return self.moe.expert_dim or self.mlp_dim
 
   @property
   def mixes_values(self) -> bool:

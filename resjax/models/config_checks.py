@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from resjax.base import check_types
 from resjax.kernels.self_attention import IMPLEMENTATIONS
 from resjax.models.depth import REMAT
-from resjax.nn import GATES, MLPS, NORM_GATES, NORMS, SCALINGS, Rope, RopeScaling
+from resjax.nn import GATES, MLPS, NORM_GATES, NORMS, SCALINGS, SCORES, Rope, RopeScaling
 
 if TYPE_CHECKING:
   from resjax.models.config import DecoderConfig
@@ -23,6 +23,7 @@ _MOST = {
   "head_dim": 1 << 16,
   "mlp_dim": 1 << 24,
 }
+_MOST_EXPERTS = 1 << 16
 QK_NORMS = ("head", "heads")
 BIASES = ("none", "qkv", "attention", "all")
 
@@ -60,6 +61,7 @@ def check(config: "DecoderConfig") -> None:
   _check_short_swa(config)
   _check_values(config)
   _check_mup(config)
+  _check_moe(config)
   rank, most = config.norm_gate.rank, config.d_model
   _check(config, "norm_gate.rank", 0 <= rank <= most, f"in 0..{most}")
   gated = config.norm_gate.rank == 0 or config.pre_norm
@@ -170,6 +172,28 @@ def _check_mup(config: "DecoderConfig") -> None:
     _check(
       config, "query_pre_attn_scalar", plain, "0 with mup.base_width, where scores are q · k / C"
     )
+
+
+def _check_moe(config: "DecoderConfig") -> None:
+  moe = config.moe
+  _choice(config, "moe.score", SCORES)
+  experts, layers = moe.num_experts, config.num_layers
+  few = f"in 1..{experts}, the config.model.moe.num_experts"
+  for name, ok, allowed in (
+    ("num_experts", 0 <= experts <= _MOST_EXPERTS, f"in 0..{_MOST_EXPERTS}"),
+    ("num_experts_per_tok", not experts or 1 <= moe.num_experts_per_tok <= experts, few),
+    ("expert_dim", 0 <= moe.expert_dim <= _MOST["mlp_dim"], "0 (mlp_dim) or positive"),
+    ("num_shared_experts", 0 <= moe.num_shared_experts <= _MOST_EXPERTS, "0 or positive"),
+    ("routed_scaling_factor", moe.routed_scaling_factor > 0, "positive"),
+    ("first_dense", 0 <= moe.first_dense < layers, f"in 0..{layers - 1}, below num_layers"),
+    ("every", 1 <= moe.every <= layers, f"in 1..num_layers={layers}"),
+  ):
+    _check(config, f"moe.{name}", ok, allowed)
+  if experts:
+    _check(config, "moe.every", bool(config.routed_layers), "so small that any layer has experts")
+    _check(config, "bias", config.bias != "all", "one without biases of MLPs: experts have none")
+    no_rule = config.mup.base_width == 0
+    _check(config, "mup.base_width", no_rule, "0 with moe.num_experts: it has no rule for routers")
 
 
 def _check_rotated_part(config: "DecoderConfig", head_dim: int) -> None:

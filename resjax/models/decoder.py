@@ -17,16 +17,17 @@ from resjax.models import depth
 from resjax.models.config import DecoderConfig
 from resjax.models.decode_cache import DecodeCache, FirstTokens, TokensInCache, TokensInRows
 from resjax.models.decoding import Decoding, Hidden
+from resjax.models.feed_forward import for_all_layers, stacked_layers
 from resjax.models.layer import (
   Branches,
-  Layer,
   LayerContext,
   LayerRows,
   check_norm_gate,
   decoder_norm,
 )
+from resjax.models.routing import collect_routing, routing_relay, summed
 from resjax.models.values import ValueMixing, ValueParameters, ValueRows
-from resjax.nn import Embedding, Identity, Keys, KeyValues
+from resjax.nn import Embedding, Identity, Keys, KeyValues, Routing
 
 T = TypeVar("T")
 
@@ -103,9 +104,7 @@ class Decoder(nnx.Module):
       _check_agrees(config, combinator, layout)
     self.combinator, combinator.scaled_init = combinator, True  # `Layer` multiplies by the gain
     check_norm_gate(config, self.combinator)
-    self.layers = jax.vmap(
-      lambda key: Layer(config, self.combinator, layout, nnx.Rngs(params=key))
-    )(jax.random.split(keys("layers").params(), config.num_layers))
+    self.layers = stacked_layers(config, self.combinator, layout, keys("layers"))
     values = ValueParameters()
     if config.mixes_values:
       values = ValueParameters.of(config, layout, keys("values"))
@@ -129,15 +128,33 @@ class Decoder(nnx.Module):
         per row.
       positions: the position of each token in its segment; default: 0..T-1.
     """
+    return self.routed(tokens, segment_ids, positions)[0]
+
+  def routed(
+    self,
+    tokens: Int[Array, "B T"],
+    segment_ids: Int[Array, "B T"] | None = None,
+    positions: Int[Array, "B T"] | None = None,
+  ) -> tuple[Float[Array, "B T D"], Routing | None]:
+    """Returns what `__call__` does, and how the tokens chose among experts, if there are any.
+
+    Counts and entropies have an axis of the layers with experts before the others, `balance` and
+    `z` are means over these layers.
+    """
     place = self._place(tokens, segment_ids, positions)
-    state, _ = depth.run_layers(
-      self.combinator,
-      **self._stack(tokens, place, combinators.TokenContext(place.segment_ids)),
-      remat=self.config.remat,
+    stack = self._stack(tokens, place, combinators.TokenContext(place.segment_ids))
+    relays, collect = [stack.pop("relay")], None
+    if self.config.routed_layers:
+      relays, collect = [*relays, routing_relay(self.config)], collect_routing
+    relay = depth.joined([each for each in relays if each is not None])
+    remat = self.config.remat
+    last, found = depth.run_layers(
+      self.combinator, collect=collect, relay=relay, remat=remat, **stack
     )
     with jax.named_scope("depth_mixing"):
-      out = self.combinator.final(state)
-    return self.final_norm(out)
+      out = self.combinator.final(last.state)
+    chosen = None if collect is None else summed(self.config, last.handed[-1], found)
+    return self.final_norm(out), chosen
 
   def probe(
     self, probe: depth.Collect, seen: PyTree, tokens: Int[Array, "B T"],
@@ -159,7 +176,8 @@ class Decoder(nnx.Module):
     place = self._place(tokens, segment_ids, positions)
     stack = self._stack(tokens, place, combinators.TokenContext(place.segment_ids))
     stack["context"] = stack["context"]._replace(seen=seen)
-    state, probed = depth.run_layers(self.combinator, **stack, collect=collect)
+    last, probed = depth.run_layers(self.combinator, **stack, collect=collect)
+    state = last.state
     weights = self.combinator.depth_weights(state, self.config.num_layers, OUTPUT)
     embedded = stack["x"]
     if not self.combinator.final_norm:
@@ -186,6 +204,7 @@ class Decoder(nnx.Module):
   ) -> dict[str, Any]:
     """Returns the arguments of `depth.run_layers` for these tokens [B, T]."""
     graphdef, layers = nnx.split(self.layers)
+    layers, routed = for_all_layers(self.config, layers)
     windows, window = _different(self.config.layer_windows)
     ropes, rope = _different(self.config.layer_ropes)
     values = self._values()
@@ -209,7 +228,7 @@ class Decoder(nnx.Module):
       return first.values(self.config.attention_site, views)
 
     mixed = ValueRows() if values is None else values.rows()
-    rows = LayerRows(layers, mixed, window, rope, past or {})
+    rows = LayerRows(layers, mixed, window, rope, past or {}, routed)
     x = self.embed(tokens, place.positions)
     x = self.layout.constrain(x, "batch", "tokens", "embed")
     context = LayerContext(None, place)
@@ -267,9 +286,9 @@ class Decoder(nnx.Module):
 
     token_context = combinators.TokenContext(segment_ids, cache.combinator)
     stack = self._stack(tokens, cache.place(segment_ids), token_context, cache.past)
-    state, new = depth.run_layers(self.combinator, **stack, collect=keep)
-    hidden = self.final_norm(self.combinator.final(state))
-    new_cache = cache.advance(tokens, segment_ids, new, self.combinator.next_cache(state))
+    last, new = depth.run_layers(self.combinator, **stack, collect=keep)
+    hidden = self.final_norm(self.combinator.final(last.state))
+    new_cache = cache.advance(tokens, segment_ids, new, self.combinator.next_cache(last.state))
     return hidden, new_cache
 
   def _values(self) -> ValueMixing | None:

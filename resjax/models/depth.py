@@ -94,6 +94,23 @@ class Relay(NamedTuple):
   take: Callable[[PyTree, Sequence[SiteVisit], PyTree], PyTree]
 
 
+def joined(relays: Sequence[Relay]) -> Relay | None:
+  """Returns one relay that does what several do; None without any."""
+  if not relays:
+    return None
+
+  def give(context: PyTree, handed: PyTree) -> PyTree:
+    for relay, own in zip(relays, handed, strict=True):
+      context = relay.give(context, own)
+    return context
+
+  def take(layer: PyTree, visits: Sequence[SiteVisit], handed: PyTree) -> PyTree:
+    pairs = zip(relays, handed, strict=True)
+    return tuple(relay.take(layer, visits, own) for relay, own in pairs)
+
+  return Relay(tuple(relay.first for relay in relays), give, take)
+
+
 def run(
   combinator: Combinator, layers: PyTree, x: Stream, branch: Branch, *,
   pre_norms: PreNorms | None = None,
@@ -125,11 +142,11 @@ def run(
     ValueError: `layers` has another number of layers than the combinator, remat is unknown, or
       the combinator cannot be scanned.
   """
-  state, _ = run_layers(
+  last, _ = run_layers(
     combinator, layers, x, branch, pre_norms=pre_norms, context=context, tokens=tokens,
     remat=remat, unroll=unroll,
   )  # fmt: skip
-  return combinator.final(state)
+  return combinator.final(last.state)
 
 
 def run_layers(
@@ -138,7 +155,7 @@ def run_layers(
   pre_norms: PreNorms | None = None, relay: Relay | None = None,
   context: PyTree = None, tokens: TokenContext | None = None,
   remat: str = "none", unroll: bool = False,
-) -> tuple[PyTree, PyTree]:  # fmt: skip
+) -> tuple[Carried, PyTree]:  # fmt: skip
   """`run` without the final read, with results that are collected in every layer.
 
   Takes the arguments of `run`, and:
@@ -153,8 +170,8 @@ def run_layers(
     context: arrays that `branch` and `collect` may read, see `run`.
 
   Returns:
-    The depth state after the last layer; and the results of `collect`, with a leading axis L and
-    without gradients.
+    What the last layer leaves, its depth state and the arrays of `relay`; and the results of
+    `collect`, with a leading axis L and without gradients.
 
   Raises:
     ValueError: see `run`.
@@ -164,7 +181,7 @@ def run_layers(
   carried = Carried(combinator.init(x, tokens), None if relay is None else relay.first)
   with jax.named_scope("layers"):
     carried, found = scan(carried, context)
-  return carried.state, lax.stop_gradient(found)
+  return carried, lax.stop_gradient(found)
 
 
 def over_layers(

@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jaxtyping import Float
 
 from resjax import combinators
@@ -22,10 +24,12 @@ from resjax.nn import (
   Identity,
   Keys,
   KeyValues,
+  MoE,
   Norm,
   NormGate,
   Rope,
   Rotation,
+  Routing,
   ValueMixer,
   make_norm,
 )
@@ -52,6 +56,8 @@ class Layer(nnx.Module):
   """
 
   short_swa: Attention  # exists where config.short_swa.window > 0
+  mlp: MLP  # of the layers without a mixture of experts; see `resjax.models.feed_forward`
+  moe: MoE  # of those with one
 
   def __init__(
     self,
@@ -80,9 +86,6 @@ class Layer(nnx.Module):
     sizes = config.d_model, config.num_heads, config.num_kv_heads, config.head_dim
     attention: dict[str, Any] = {"scores": config.scores, "rngs": keys("attention")}
     self.attention = Attention(*sizes, **attends | attention)
-    inner: dict[str, Any] = {"bias": config.bias == "all", "std": config.matrix_std * gain}
-    inner["rngs"] = keys("mlp")
-    self.mlp = MLP(config.mlp, config.d_model, config.mlp_dim, **inner, **common)
     if config.short_swa.window:
       heads = config.short_swa_heads
       if config.short_swa.zero_init:
@@ -133,6 +136,25 @@ class Layer(nnx.Module):
       return normed
     return {view: self.norm_gates[sublayer][view](y) for view, y in normed.items()}
 
+  def feed_forward(
+    self, x: Float[Array, "B T D"], routed: Array | None, counted: Array
+  ) -> tuple[Float[Array, "B T D"], Routing | None]:
+    """Returns the output of the layer's MLP or mixture, and how the `counted` tokens chose.
+
+    Args:
+      x: the input.
+      routed: whether the layer has a mixture, a scalar; None: all layers are alike.
+      counted: which tokens are no padding [B, T].
+    """
+    if not hasattr(self, "moe"):
+      return self.mlp(x), None
+    if routed is None:
+      return self.moe(x, counted)
+    nothing = jax.tree.map(
+      lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(self.moe, x, counted)[1]
+    )
+    return lax.cond(routed, lambda: self.moe(x, counted), lambda: (self.mlp(x), nothing))
+
 
 class LayerRows(NamedTuple):
   """What differs from layer to layer: arrays with a leading axis L, or one layer's row of them.
@@ -143,6 +165,7 @@ class LayerRows(NamedTuple):
     window: the window of its attention, as index into the different ones; None: all the same.
     rope: its rotation, likewise.
     past: the keys and values of a `DecodeCache` by attention site; empty without one.
+    routed: whether it has a mixture of experts; None: all layers are alike.
   """
 
   layer: PyTree
@@ -150,6 +173,7 @@ class LayerRows(NamedTuple):
   window: Array | None
   rope: Array | None
   past: dict[str, KeyValues]
+  routed: Array | None = None
 
 
 class LayerContext(NamedTuple):
@@ -196,7 +220,7 @@ class Branches:
 
   def __call__(
     self, row: LayerRows, site: str, views: combinators.Views, context: LayerContext
-  ) -> tuple[combinators.Views, Float[Array, "B T D"], KeyValues | None]:
+  ) -> tuple[combinators.Views, Float[Array, "B T D"], KeyValues | None, Routing | None]:
     """Runs the branch of a site.
 
     Args:
@@ -207,7 +231,8 @@ class Branches:
 
     Returns:
       The normalised views, the first sublayer's where sublayers differ; the output of the branch;
-      and of an attention, the keys and values of the T tokens.
+      of an attention, the keys and values of the T tokens; and of a mixture of experts, how its
+      tokens chose.
     """
     layer, tokens = self.layer(row), context.tokens
     mixers: tuple[ValueMixer, ...] = ()
@@ -216,11 +241,11 @@ class Branches:
     window = Window(self.windows, row.window)
     rotation = Rotation(self.ropes, row.rope, context.lengths)
     seen: dict[str, Array] = {}
-    total, new = None, None
+    total, new, routing = None, None, None
     for sublayer in _PARTS.get(site, (site,)):
       normed = layer.normed(site, sublayer, views)
       if sublayer == "mlp":
-        out = layer.mlp(normed["x"])
+        out, routing = layer.feed_forward(normed["x"], row.routed, tokens.segment_ids != 0)
       else:
         short = sublayer == "short_swa"
         attention = layer.short_swa if short else layer.attention
@@ -242,7 +267,7 @@ class Branches:
       out = layer.layout.constrain(out, "batch", "tokens", "embed")
       seen, total = normed | seen, out if total is None else total + out
     assert total is not None  # every site has a sublayer
-    return seen, total if layer.depth_ratio == 1 else total / layer.depth_ratio, new
+    return seen, total if layer.depth_ratio == 1 else total / layer.depth_ratio, new, routing
 
 
 def _common(norms: list[Norm]) -> PreNorm | Norm:

@@ -18,7 +18,8 @@ SPLIT_AXES = {
     "config.data.tokenizer.vocab_size, or keep V whole by the rule vocab=() of config.sharding",
   ),
   "heads": ("H·C or K·C", "config.model.num_heads or num_kv_heads"),
-  "mlp": ("F", "config.model.mlp_dim"),
+  "mlp": ("F", "config.model.mlp_dim, or moe.expert_dim and num_shared_experts"),
+  "experts": ("E", "config.model.moe.num_experts"),
 }
 
 

@@ -7,6 +7,10 @@ from .linear import Embedding as Embedding
 from .linear import Keys as Keys
 from .linear import Linear as Linear
 from .linear import is_gated as is_gated
+from .moe import SCORES as SCORES
+from .moe import MoE as MoE
+from .moe import Router as Router
+from .moe import Routing as Routing
 from .norm import NORM_GATES as NORM_GATES
 from .norm import NORMS as NORMS
 from .norm import Identity as Identity

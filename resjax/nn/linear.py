@@ -202,9 +202,14 @@ class Embedding(nnx.Module):
     return rows
 
 
+def activation_of(name: str) -> tuple[Callable[[Array], Array], bool]:
+  """Returns the activation of the MLP of this name, and whether it has a W_gate."""
+  return _KINDS[name]
+
+
 def is_gated(name: str) -> bool:
   """Returns whether the MLP of this name has a W_gate."""
-  return _KINDS[name][1]
+  return activation_of(name)[1]
 
 
 class MLP(nnx.Module):
@@ -243,7 +248,7 @@ class MLP(nnx.Module):
     common: dict[str, Any] = {"bias": bias, "dtype": dtype, "layout": layout}
     keys, inward = Keys(rngs), ("embed_param", "mlp")
     self.layout = layout
-    self.activation, gated = _KINDS[name]
+    self.activation, gated = activation_of(name)
     into = functools.partial(Linear, d_model, mlp_dim, inward, std=std, **common)
     self.gate_proj = into(rngs=keys("gate_proj")) if gated else None
     self.up_proj = into(rngs=keys("up_proj"))

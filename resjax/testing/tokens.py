@@ -70,7 +70,7 @@ def decoding(subject: Subject) -> None:
     made, tokens = nnx.merge(graphdef, state), TokenContext(segment_ids, cache)
     unroll = made.strategy == "loop"
     last, _ = depth.run_layers(made, layers, x, branch, tokens=tokens, unroll=unroll)
-    return made.final(last), made.next_cache(last)
+    return made.final(last.state), made.next_cache(last.state)
 
   @jax.jit
   def run(state: PyTree, x: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from resjax.base.records import (
   carried,
   read_metrics,
 )
-from resjax.models import training_flops_per_token
+from resjax.models import routing_record, training_flops_per_token
 from resjax.study.analysis import Alignment, alignment_record, depth_positions
 from resjax.train import guard, metrics
 from resjax.train.checkpoint.manager import Checkpoints
@@ -159,6 +159,8 @@ class Recorder:
       record["time/runs"] = self.runs
       record["time/mfu"] = metrics.mfu(self._flops, speed, self._peak)
       record["memory/step_bytes"] = self.step_bytes
+      if (routing := values["routing"]) is not None:
+        record |= routing_record(self._run.decoder, routing)
       self._logger.log(step, record | self._step_time.read() | self._ledger.record())
       shown = {"loss": sums["loss"], "bpb": sums["bits_per_byte"], "lr": rate, "tok/s": speed}
       self._progress.update(step, shown)

@@ -23,6 +23,13 @@ _CURVES = (
   ("train/loss", "Training", "Loss of the training steps that were recorded."),
   ("validation/bits_per_byte", "Validation", "Loss of the validation split."),
 )
+# Of runs with experts, over those of all layers in a step; docs/moe.md.
+_ROUTER_CURVES = (
+  ("router/max_load", "Load", "The largest load of an expert over the mean load of its layer."),
+  ("router/dead", "Dead experts", "The share of experts that no token of the step chose."),
+  ("router/overloaded", "Overloaded", "The share of experts with more than twice the mean load."),
+  ("router/entropy", "Entropy", "The entropy of a token's scores over that of equal ones."),
+)
 _RANKS = (
   "Rank of the input token and of the next token among all tokens when the state is decoded by "
   "final norm and output embedding, in the last measurement of the run."
@@ -76,6 +83,7 @@ def _facts(record: Record, records: Sequence[Mapping[str, Any]]) -> Iterator[tup
   yield "residual system", str(residual.get("name"))
   for name, value in (
     ("parameters", record.costs.parameters),
+    ("parameters active for a token", record.costs.active_parameters),
     ("training FLOPs per token", record.costs.training_flops_per_token),
     ("depth state, bytes per token", record.costs.state_bytes_per_token),
   ):
@@ -96,7 +104,8 @@ def _figures(
   record: Record, records: Sequence[Mapping[str, Any]], found: Sequence[Alignment]
 ) -> Iterator[parts.Drawn]:
   marks = history.marks(record.parts)
-  for key, title, caption in _CURVES:
+  routed = _ROUTER_CURVES if any("router/entropy" in each for each in records) else ()
+  for key, title, caption in (*_CURVES, *routed):
     note = f"{caption} {run_history.NOTE}" if marks else caption
     yield parts.Drawn(key.replace("/", "_"), plots.curve(records, key, marks), title, note)
   if found:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from resjax.base import terminal
 from resjax.base.hardware import compiler_options
-from resjax.models import ModelDef, training_flops_per_token
+from resjax.models import ModelDef, inactive_parameters, training_flops_per_token
 from resjax.train import rate_jump
 from resjax.train.optim import parameter_rows, warmup_steps
 from resjax.train.runs import environment, history
@@ -19,9 +19,10 @@ from resjax.train.runs.parents import Parent
 
 def model_costs(model: ModelDef, run: Run) -> dict[str, float]:
   """Returns the costs of a model: parameters, bytes of depth state, training FLOPs per token."""
-  combinator = model.combinator
+  combinator, parameters = model.combinator, sum(leaf.size for leaf in model.leaves())
   return {
-    "parameters": sum(leaf.size for leaf in model.leaves()),
+    "parameters": parameters,
+    "active_parameters": parameters - inactive_parameters(run.decoder),
     "combinator_parameters": combinator.num_parameters(),
     "state_bytes_per_token": combinator.state_bytes_per_token(run.decoder.dtype),
     "training_flops_per_token": training_flops_per_token(run.decoder, combinator, run.data.seq_len),
@@ -46,7 +47,10 @@ def show_model(model: ModelDef, run: Run, costs: Mapping[str, float], console: C
   console.print(table)
   terminal.say(
     console,
-    f"{costs['parameters']:,} parameters, {costs['combinator_parameters']:,} of them in the "
+    f"{costs['parameters']:,} parameters, "
+    + f"{costs['active_parameters']:,} of them active for a token, "
+    * (run.decoder.moe.num_experts > 0)
+    + f"{costs['combinator_parameters']:,} of them in the "
     f"combinator {run.decoder.residual.name!r}; "
     f"{costs['training_flops_per_token'] / 1e6:,.1f} MFLOP and "
     f"{costs['state_bytes_per_token']:,} bytes of depth state per token; "

@@ -10,7 +10,8 @@ import optax
 from jax.stages import Wrapped
 
 from resjax.base import Array, PyTree
-from resjax.models import LossSums, ModelDef, loss_sums
+from resjax.models import LossSums, ModelDef, balanced, loss_sums, no_routing
+from resjax.nn import Routing
 from resjax.train import guard
 from resjax.train.runs.config import HealthConfig, TrainConfig
 from resjax.train.state import TrainState, abstract_state
@@ -18,7 +19,9 @@ from resjax.train.state import TrainState, abstract_state
 Batch = Mapping[str, Array]
 Metrics = Mapping[str, Any]
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-Gradient = Callable[[PyTree, Batch], tuple[PyTree, LossSums]]
+# The sums of the loss, and those of the routers' choices where there are experts.
+Sums = tuple[LossSums, Routing | None]
+Gradient = Callable[[PyTree, Batch], tuple[PyTree, Sums]]
 
 
 def make_train_step(
@@ -61,9 +64,14 @@ def step_function(
 
   The objective is Σ (nats + z_loss · z) / Σ tokens over the whole batch: with microbatches the
   sums are accumulated and divided once, so that a token weighs the same in every microbatch.
+  Routers of experts add router_balance_loss · balance + router_z_loss · z to Σ, means over their
+  layers, where the loads that `balance` multiplies are those of a microbatch on all devices.
+  Selection biases get no gradient: after the update they take a step against the load of the whole
+  batch (`balanced`).
 
   A step that `health` does not let through leaves parameters, moments and the optimizer's counts
-  as they are, bit by bit. The metrics are `sums` and `grad_norm` of the step, its `update` (None
+  as they are, bit by bit. The metrics are `sums`, `routing` (None without experts) and `grad_norm`
+  of the step, its `update` (None
   where nobody judges it), its `learning_rate`, `skipped` (0 or 1), and `skipped_total` and
   `skipped_in_a_row` with this step counted.
 
@@ -75,11 +83,14 @@ def step_function(
     health: tells which steps are skipped; None: no step is.
   """
 
-  def objective_sum(params: PyTree, batch: Batch) -> tuple[Array, LossSums]:
+  def objective_sum(params: PyTree, batch: Batch) -> tuple[Array, Sums]:
     decoder = model.bind(params)
-    hidden = decoder(batch["inputs"], batch["segment_ids"], batch["positions"])
+    hidden, routing = decoder.routed(batch["inputs"], batch["segment_ids"], batch["positions"])
     sums = loss_sums(decoder, hidden, batch, config.loss_chunk)
-    return sums.nats + config.z_loss * sums.z, sums
+    total = sums.nats + config.z_loss * sums.z
+    if routing is not None:
+      total += config.router_balance_loss * routing.balance + config.router_z_loss * routing.z
+    return total, (sums, routing)
 
   def parts(tree: PyTree) -> PyTree:
     """Returns parameters or their gradients split as moments are, where that is another way."""
@@ -96,18 +107,22 @@ def step_function(
 
   def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
     if config.microbatches == 1:
-      gradients, sums = gradient(state.params, batch)
+      gradients, (sums, routing) = gradient(state.params, batch)
       gradients = parts(gradients)
     else:
-      zeros = parts(jax.tree.map(jnp.zeros_like, state.params)), LossSums.zeros()
+      nothing = LossSums.zeros(), no_routing(model.config)
+      zeros = parts(jax.tree.map(jnp.zeros_like, state.params)), nothing
       add = functools.partial(_add_microbatch, gradient, parts, state.params)
-      (gradients, sums), _ = jax.lax.scan(add, zeros, _split(batch, config.microbatches))
+      (gradients, (sums, routing)), _ = jax.lax.scan(add, zeros, _split(batch, config.microbatches))
     with jax.named_scope("optimizer"):
       tokens = jnp.maximum(sums.tokens, 1.0)
       gradients = jax.tree.map(lambda g: g / tokens, gradients)
       params = parts(state.params)
       updates, opt_state = optimizer.update(gradients, state.opt_state, params)
-      new = optax.apply_updates(params, updates), opt_state
+      moved = optax.apply_updates(params, updates)
+      if routing is not None and model.config.moe.selection_bias:
+        moved = balanced(moved, routing, config.router_bias_rate)
+      new = moved, opt_state
       seen, grad_norm, update = state.guard, optax.tree.norm(gradients), None
       if health is not None and health.guards_steps:
         loss, norm = guard.agreed(model.layout, (sums.nats / tokens, grad_norm))
@@ -117,6 +132,7 @@ def step_function(
         update = guard.agreed(model.layout, guard.measure(optimizer, params, *new))
     metrics = {
       "sums": sums,
+      "routing": routing,
       "grad_norm": grad_norm,
       "update": update,
       "learning_rate": learning_rate(state.step - state.guard.skipped),

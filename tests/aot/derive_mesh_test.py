@@ -17,6 +17,7 @@ from resjax.base.sharding import MeshConfig
     ((1, 8), 8, 2, ""),  # it has all devices; make_mesh says what is wrong with it
     ((-1, 5), 16, 1, ""),  # so here
     ((-1, 8, 2), 8, 1, "--config.mesh.data=1 --config.mesh.fsdp=4"),
+    ((-1, 8, 1, 2), 8, 1, "--config.mesh.data=1 --config.mesh.fsdp=4"),
   ],
 )
 def test_entries(given, devices, slices, expected):

@@ -54,7 +54,7 @@ def main() -> None:
   """The processes split the rows; from four on, some hold parts of the same ones."""
   processes.initialize(bringup_seconds=60, heartbeat_seconds=30)
   devices = np.array(jax.devices())
-  shape = (2, 1, 1, len(devices) // 2)
+  shape = (2, 1, 1, 1, len(devices) // 2)
   layout = Layout(Mesh(devices.reshape(shape), MESH_AXES), layouts.sharding("long_context").rules)
   found = measured(layout, layout.rows(ROWS)).to_json()
   processes.shutdown()

@@ -22,12 +22,13 @@ from tests.helpers import layouts
 
 BATCH_SIZE = 8
 MESHES = {
-  "data": (4, 1, 1, 1),
-  "fsdp": (2, 2, 1, 1),
-  "tensor": (1, 1, 4, 1),  # every process reads all rows
-  "rows in two processes": (2, 1, 2, 1),
-  "sequence": (1, 1, 1, 4),  # every process reads all rows, and keeps a part of each
-  "both": (2, 1, 1, 2),
+  "data": (4, 1, 1, 1, 1),
+  "fsdp": (2, 2, 1, 1, 1),
+  "expert": (2, 1, 2, 1, 1),
+  "tensor": (1, 1, 1, 4, 1),  # every process reads all rows
+  "rows in two processes": (2, 1, 1, 2, 1),
+  "sequence": (1, 1, 1, 1, 4),  # every process reads all rows, and keeps a part of each
+  "both": (2, 1, 1, 1, 2),
 }
 
 
@@ -43,7 +44,7 @@ def main() -> None:
   for name, shape in MESHES.items():
     _show(name, Mesh(devices.reshape(shape), MESH_AXES), run, built)
   # Devices of a process need not be neighbours in a mesh.
-  _show("scattered", Mesh(devices[[0, 2, 1, 3]].reshape(4, 1, 1, 1), MESH_AXES), run, built)
+  _show("scattered", Mesh(devices[[0, 2, 1, 3]].reshape(4, 1, 1, 1, 1), MESH_AXES), run, built)
   processes.shutdown()
 
 

@@ -10,6 +10,7 @@ from resjax import combinators
 from resjax.models.config import (
   DecoderConfig,
   DepthValuesConfig,
+  MoEConfig,
   MupConfig,
   NormGateConfig,
   ResidualConfig,
@@ -36,6 +37,7 @@ def config(style="llama", residual="standard", options=None, **changes):
   chosen |= options or {}
   fields["short_swa"] = ShortSWAConfig(**fields["short_swa"])
   fields["rope_scaling"] = RopeScaling(**fields["rope_scaling"])
+  fields["moe"] = MoEConfig(**fields["moe"])
   fields["mup"] = MupConfig(**fields["mup"])
   fields["norm_gate"] = NormGateConfig(**fields["norm_gate"])
   fields["value_gate"] = ValueGateConfig(**fields["value_gate"])

@@ -67,7 +67,7 @@ def test_other_sizes(chip, name, sizes):
 @needs_libtpu
 def test_gradient_over_four_chips_exchanges_the_query_alone():
   devices = absent_devices.describe("v5e:2x2").devices
-  mesh = Mesh(np.array(devices).reshape(2, 2, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * 4)
+  mesh = Mesh(np.array(devices).reshape(2, 2, 1, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * 5)
   layout = Layout(mesh, layouts.sharding("long_context").rules)
 
   def loss(query, bank, recent, num_valid):

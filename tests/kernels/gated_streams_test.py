@@ -135,8 +135,8 @@ def test_shapes_that_do_not_fit_are_named():
 def on_chip(chip):
   """The layout of one absent chip."""
   devices = absent_devices.describe(f"{chip}-{8 if chip in ('v4', 'v5p', 'tpu7x') else 1}")
-  mesh = Mesh(np.array(devices.devices[:1]).reshape(1, 1, 1, 1), MESH_AXES,
-              axis_types=(AxisType.Auto,) * 4)  # fmt: skip
+  mesh = Mesh(np.array(devices.devices[:1]).reshape(1, 1, 1, 1, 1), MESH_AXES,
+              axis_types=(AxisType.Auto,) * 5)  # fmt: skip
   return Layout(mesh)
 
 

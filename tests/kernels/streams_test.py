@@ -266,8 +266,8 @@ def test_shapes_that_do_not_fit_are_named():
 def absent(chip):
   """Returns the layout of one chip that is not there, and a function of shapes of arrays on it."""
   devices = absent_devices.describe({"v5p": "v5p-8", "tpu7x": "tpu7x-8"}.get(chip, f"{chip}-1"))
-  mesh = Mesh(np.array(devices.devices[:1]).reshape(1, 1, 1, 1), MESH_AXES,
-              axis_types=(AxisType.Auto,) * 4)  # fmt: skip
+  mesh = Mesh(np.array(devices.devices[:1]).reshape(1, 1, 1, 1, 1), MESH_AXES,
+              axis_types=(AxisType.Auto,) * 5)  # fmt: skip
   layout = Layout(mesh)
 
   def array(*shape, dtype=jnp.float32):

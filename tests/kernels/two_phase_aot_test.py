@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("no_tpu")
 
 def layout_of(chip, data=1, sequence=1):
   devices = absent_devices.describe(slices.GENERATIONS[chip].host).devices
-  grid = np.array(devices[: data * sequence]).reshape(data, 1, 1, sequence)
-  mesh = Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 4)
+  grid = np.array(devices[: data * sequence]).reshape(data, 1, 1, 1, sequence)
+  mesh = Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 5)
   return Layout(mesh, layouts.sharding("long_context").rules)
 
 

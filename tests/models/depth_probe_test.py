@@ -65,7 +65,8 @@ def probe(visits, seen):
 def probed(made, layers, x, **options):
   branch = functools.partial(toy.branch, pre_norm=made.pre_norm)
   seen = {"scale": jnp.asarray(2.0)}
-  state, found = depth.run_layers(made, layers, x, branch, probe, context=seen, **options)
+  last, found = depth.run_layers(made, layers, x, branch, probe, context=seen, **options)
+  state = last.state
   return made.final(state), made.depth_weights(state, made.num_layers, OUTPUT), found
 
 

@@ -81,8 +81,8 @@ def test_what_branches_keep_is_stacked_over_layers(name):
     return {visit.site: visit.kept[0] for visit in visits}
 
   def run(layers, **options):
-    state, kept = depth.run_layers(made, layers, x, branch, keep, **options)
-    return made.final(state), kept, made.next_cache(state)
+    last, kept = depth.run_layers(made, layers, x, branch, keep, **options)
+    return made.final(last.state), kept, made.next_cache(last.state)
 
   (y, kept, cache), want = jax.jit(run)(layers), run(layers, unroll=True)
   assert cache is None and kept["mlp"] is None
@@ -106,8 +106,8 @@ def test_what_layers_hand_on_reaches_the_next_and_so_do_its_gradients(name):
 
   def scanned(layers, x):
     relay = depth.Relay(x, lambda context, handed: handed, take)
-    state, _ = depth.run_layers(made, layers, x, branch, relay=relay)
-    return jnp.sum(made.final(state) ** 2)
+    last, _ = depth.run_layers(made, layers, x, branch, relay=relay)
+    return jnp.sum(made.final(last.state) ** 2)
 
   def by_hand(layers, x):
     state, handed = made.init(x), x

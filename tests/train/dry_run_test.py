@@ -39,7 +39,7 @@ def test_it_tells_everything_and_writes_nothing(tmp_path):
     "config.train.batch_size = 8",
     "config.sharding.fsdp_tp.embed_param = ('fsdp',)",
     "config.model.residual.block_attn_res.layers_per_block = 2",
-    "8 devices: data 2 × fsdp 2 × tensor 2 × sequence 1",
+    "8 devices: data 2 × fsdp 2 × expert 1 × tensor 2 × sequence 1",
     "vocabulary 4,096 (config.data.tokenizer.vocab_size; a small corpus gives fewer",
     "process 0: rows 0..7 of the first 8",
     f"config.data.corpora.stdlib.source={tmp_path}/no-such-corpus: WARNING: training would fail",

@@ -1,4 +1,4 @@
-"""Meshes: devices along the axes data, fsdp, tensor and sequence."""
+"""Meshes: devices along the axes data, fsdp, expert, tensor and sequence."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh
 
 from resjax.base.ranges import check_types
 
-MESH_AXES = ("data", "fsdp", "tensor", "sequence")
+MESH_AXES = ("data", "fsdp", "expert", "tensor", "sequence")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,12 +20,14 @@ class MeshConfig:
   Attributes:
     data: copies of the model, each with its own rows.
     fsdp: devices that have rows of their own, and share one copy of the parameters.
+    expert: devices that have rows of their own, and share the experts of a mixture.
     tensor: devices that share the heads and the inner width of MLPs.
     sequence: devices that share the tokens of a row.
   """
 
   data: int = -1
   fsdp: int = 1
+  expert: int = 1
   tensor: int = 1
   sequence: int = 1
 
@@ -63,8 +65,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     raise ValueError(
       f"config.mesh.data={sizes['data']} is not divisible by the {slices} slices of "
       f"{len(devices) // slices} devices each; the network between slices is for `data` alone, so "
-      f"fsdp × tensor × sequence = {len(devices) // sizes['data']} must divide a slice; set "
-      f"config.mesh.data to a multiple of {slices}"
+      f"fsdp × expert × tensor × sequence = {len(devices) // sizes['data']} must divide a slice; "
+      f"set config.mesh.data to a multiple of {slices}"
     )
   within = sizes | {"data": sizes["data"] // slices}
   grid = mesh_utils.create_hybrid_device_mesh(

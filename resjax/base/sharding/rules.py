@@ -12,7 +12,7 @@ _TOGETHER = (
   ("batch", "tokens", "heads"),
   ("batch", "tokens", "mlp"),
   ("layers", "embed_param", "heads"),
-  ("layers", "embed_param", "mlp"),
+  ("layers", "experts", "embed_param", "mlp"),
   ("vocab", "embed_param"),
   ("vocab", "embed"),
 )
@@ -31,6 +31,7 @@ class Rules:
     vocab: what splits V of the embeddings.
     heads: what splits H·C and K·C of parameters, H and K of activations.
     mlp: what splits F of parameters and activations.
+    experts: what splits the experts E of a mixture of them.
     moments: what splits an optimizer's moments besides what splits their parameters; it is no axis
       of one array, see `Layout.moments`.
 
@@ -46,7 +47,9 @@ class Rules:
   vocab: tuple[str, ...]
   heads: tuple[str, ...]
   mlp: tuple[str, ...]
-  moments: tuple[str, ...] = ()  # Records of earlier runs have no such rule.
+  # Records of earlier runs have no such rules.
+  experts: tuple[str, ...] = ()
+  moments: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
     """Checks the mesh axes; lists, as JSON has them, become tuples."""

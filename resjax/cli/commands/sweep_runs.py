@@ -25,7 +25,7 @@ from resjax.train.runs import Run, same_program, workdir
 _TOGETHER = flags.DEFINE_integer(
   "together", 1, "Runs that differ in seeds or learning rate alone: so many in one program.", 1
 )
-_ANY_MESH = {"data": -1, "fsdp": 1, "tensor": 1, "sequence": 1}
+_ANY_MESH = {"data": -1, "fsdp": 1, "expert": 1, "tensor": 1, "sequence": 1}
 
 
 def run_all(runs: Sequence[SweepRun], console: Console) -> dict[str, str]:

@@ -67,6 +67,13 @@ def check_supported(decoder: Decoder) -> None:
       f"depth probes with config.model.value_mixing={decoder.config.value_mixing!r} are not "
       "defined: a layer that is left out still hands on its values; they are for 'none'"
     )
+  if decoder.config.dense_layers and decoder.config.routed_layers:
+    moe = decoder.config.moe
+    raise ValueError(
+      f"depth probes with config.model.moe.first_dense={moe.first_dense} and every={moe.every} are "
+      "not defined, as layers with and without experts cannot change places; they are for experts "
+      "in all layers or in none"
+    )
 
 
 def rearranged(decoder: Decoder, order: Array, keep: Array) -> Decoder:

@@ -39,11 +39,17 @@ class TrainConfig:
   # Records of earlier runs have no such settings.
   compiler_options: str = "auto"
   hf_ignore: tuple[str, ...] = ()
+  router_balance_loss: float = 0.01
+  router_z_loss: float = 1e-3
+  router_bias_rate: float = 1e-3
 
   def __post_init__(self) -> None:
     check_types(self, "config.train")
     positive = ("steps", "batch_size", "microbatches", "loss_chunk", "log_every", "alignment_rows")
-    others = ("z_loss", "eval_every", "eval_rows", "alignment_every", "sample_tokens")
+    others = (
+      "z_loss", "eval_every", "eval_rows", "alignment_every", "sample_tokens",
+      "router_balance_loss", "router_z_loss", "router_bias_rate",
+    )  # fmt: skip
     check_least(self, "config.train", dict.fromkeys(positive, 1) | dict.fromkeys(others, 0))
     if self.batch_size % self.microbatches:
       raise ValueError(

@@ -47,11 +47,13 @@ class Costs:
 
   Attributes:
     parameters: the number of its parameters.
+    active_parameters: how many of them a token goes through; fewer in a mixture of experts.
     state_bytes_per_token: the size of its depth state after the last layer.
     training_flops_per_token: the floating-point operations of training per token.
   """
 
   parameters: _Count | None = None
+  active_parameters: _Count | None = None
   state_bytes_per_token: _Count | None = None
   training_flops_per_token: Annotated[float, msgspec.Meta(ge=0)] | None = None
 

@@ -57,9 +57,11 @@ def test_number_of_shards_and_specs(layout):
   counts = {axis: layout.num_shards(axis) for axis in LOGICAL_AXES}
   assert counts == {
     "batch": 4, "tokens": 1, "embed": 1, "layers": 1, "embed_param": 2, "vocab": 2, "heads": 2,
-    "mlp": 2,
+    "mlp": 2, "experts": 1,
   }  # fmt: skip
-  assert layout.spec("batch", None, "embed") == PartitionSpec(("data", "fsdp"), None, None)
+  assert layout.spec("batch", None, "embed") == PartitionSpec(
+    ("data", "fsdp", "expert"), None, None
+  )
   assert layout.platform == "cpu"
 
 
@@ -89,7 +91,7 @@ def test_rules_that_leave_devices_idle_are_refused():
   "rule, message",
   [
     ({"tokens": ("sequense",)}, "'sequense' is not a mesh axis; did you mean 'sequence'?"),
-    ({"tokens": ("x",)}, "allowed: data, fsdp, tensor, sequence"),
+    ({"tokens": ("x",)}, "allowed: data, fsdp, expert, tensor, sequence"),
     ({"tokens": "sequence"}, r"tokens='sequence' must be a tuple of mesh axes"),
     ({"tokens": ("sequence", "sequence")}, "has a mesh axis twice"),
     ({"tokens": ("tensor",)}, "tokens and heads are axes of one array, and 'tensor' cannot"),

@@ -15,10 +15,10 @@ from tests.helpers.libtpu import needs_libtpu
 @pytest.mark.parametrize(
   "config, sizes",
   [
-    (MeshConfig(), (8, 1, 1, 1)),
-    (MeshConfig(data=2, fsdp=2, tensor=2), (2, 2, 2, 1)),
-    (MeshConfig(data=2, fsdp=-1), (2, 4, 1, 1)),
-    (MeshConfig(data=1, tensor=2, sequence=-1), (1, 1, 2, 4)),
+    (MeshConfig(), (8, 1, 1, 1, 1)),
+    (MeshConfig(data=2, fsdp=2, tensor=2), (2, 2, 1, 2, 1)),
+    (MeshConfig(data=2, fsdp=-1), (2, 4, 1, 1, 1)),
+    (MeshConfig(data=1, tensor=2, sequence=-1), (1, 1, 1, 2, 4)),
   ],
 )
 def test_mesh(config, sizes):
@@ -56,7 +56,8 @@ def test_other_axes_than_data_do_not_join_slices(sizes):
   devices = [SimpleNamespace(platform="tpu", slice_index=i // 4) for i in range(8)]
   with pytest.raises(ValueError, match=r"config.mesh.data=1 .*2 slices of 4 devices") as raised:
     make_mesh(MeshConfig(**sizes), devices)
-  assert "fsdp × tensor × sequence = 8" in str(raised.value) and "\n" not in str(raised.value)
+  line = str(raised.value)
+  assert "fsdp × expert × tensor × sequence = 8" in line and "\n" not in line
 
 
 def test_data_alone_is_split_over_slices(monkeypatch):
@@ -69,8 +70,8 @@ def test_data_alone_is_split_over_slices(monkeypatch):
   monkeypatch.setattr(mesh, "num_slices", lambda devices: 2)
   monkeypatch.setattr(mesh.mesh_utils, "create_hybrid_device_mesh", hybrid)
   made = make_mesh(MeshConfig(data=4, fsdp=2))
-  assert asked == [((2, 2, 1, 1), (2, 1, 1, 1))]
-  assert made.shape == {"data": 4, "fsdp": 2, "tensor": 1, "sequence": 1}
+  assert asked == [((2, 2, 1, 1, 1), (2, 1, 1, 1, 1))]
+  assert made.shape == {"data": 4, "fsdp": 2, "expert": 1, "tensor": 1, "sequence": 1}
 
 
 @needs_libtpu

@@ -11,7 +11,7 @@ from flax import nnx
 from resjax import combinators
 from resjax.base import NOT_ASKED
 from resjax.combinators import TokenContext
-from resjax.models import Decoder
+from resjax.models import Decoder, MoEConfig
 from resjax.models.decode_cache import TokensInRows
 from resjax.nn.rope import Rotation
 from resjax.study.analysis import depth_paths, depth_probes
@@ -297,3 +297,6 @@ def test_weights_of_numbered_sources_are_refused():
   mixed = decoders.config("llama", value_mixing="depth", **SIZES)
   with pytest.raises(ValueError, match="value_mixing='depth' are not defined"):
     depth_probes.check(Decoder(mixed, rngs=nnx.Rngs(0)))
+  some = decoders.config("llama", moe=MoEConfig(2, 1, first_dense=1), **SIZES)
+  with pytest.raises(ValueError, match="first_dense=1 and every=1 are not defined"):
+    depth_probes.check(decoders.shapes(some))

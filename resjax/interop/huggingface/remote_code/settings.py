@@ -28,8 +28,11 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 def obstacles(config: DecoderConfig) -> list[str]:
   """Returns a phrase for each option of a decoder that the code does not express.
 
-  It expresses all fields of the config, and of a combinator the options that its template knows.
+  It expresses all fields of the config but `moe`, and of a combinator the options that its template
+  knows.
   """
+  if config.moe.num_experts:
+    return [f"config.model.moe.num_experts={config.moe.num_experts}, there 0"]
   name, known = config.residual.name, assembly.names()
   if name not in known:
     return [f"config.model.residual.name={name!r} has no template; there are {', '.join(known)}"]

@@ -1,0 +1,404 @@
+"""A mixture of experts in place of an MLP: every token goes through a few of many MLPs.
+
+No token is dropped, whatever the imbalance: rows of tokens are ordered by expert and multiplied
+group by group. On TPUs that is `jax.lax.ragged_dot`. XLA's other compilers would multiply every row
+by the matrix of every expert; there each group is filled up to whole tiles of one expert each.
+
+Where experts are split over devices that have tokens of their own, every device gathers the tokens
+of the others, runs its own experts on those that chose them, and sums what all experts made of its
+own tokens. An exchange of each token with the devices of its experts alone (`ragged_all_to_all`)
+would need room for as many rows, since all of them may choose one device, and CPUs do not have it.
+"""
+
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Bool, Float, Int
+
+from resjax.base import Array, aligned, rounded, wide_dtype
+from resjax.base.sharding import Layout
+from resjax.nn.linear import MLP, PRODUCT, Keys, Linear, activation_of
+
+SCORES = ("softmax", "sigmoid")
+_TILES = 4  # tiles of the rows that an expert has on average
+_LEAST_TILE, _MOST_TILE = 8, 512
+_TINY = 1e-20  # keeps the sum of weights off zero, as in DeepSeek-V3
+
+
+class Routing(NamedTuple):
+  """How the tokens of a batch chose among E experts; sums over tokens that are no padding.
+
+  Attributes:
+    counts: how many times each expert was chosen [E].
+    entropy: Σ over tokens of −Σ_e p_e ln p_e, where p are the scores divided by their sum.
+    balance: n E Σ_e f_e P_e over n tokens, with f_e the share of choices that e has and P_e the
+      mean of p_e; at least n where scores and choices agree. Gradients flow through P alone.
+    z: Σ over tokens of (ln Σ_e exp(logit_e))².
+
+  Source: Switch Transformer, arXiv 2101.03961, §2.2; ST-MoE, arXiv 2202.08906, §4.
+  """
+
+  counts: Array
+  entropy: Array
+  balance: Array
+  z: Array
+
+
+class Router(NamedTuple):
+  """How a token chooses experts by its logits.
+
+  Attributes:
+    top_k: how many experts k a token chooses.
+    score: one of `SCORES`: what makes scores of logits.
+    normalised: whether the weights of the chosen experts are divided by their sum.
+    scale: a factor on the weights after that.
+  """
+
+  top_k: int
+  score: str = "softmax"
+  normalised: bool = True
+  scale: float = 1.0
+
+  def __call__(
+    self, logits: Float[Array, "B T E"], bias: Float[Array, " E"] | None
+  ) -> tuple[Float[Array, "B T k"], Int[Array, "B T k"], Float[Array, "B T E"]]:
+    """Returns the weights of the chosen experts, their numbers, and the scores of all experts.
+
+    Args:
+      logits: float32 or wider.
+      bias: is added to the scores where experts are chosen, but not to their weights; it gets no
+        gradient.
+    """
+    scores = jax.nn.softmax(logits) if self.score == "softmax" else jax.nn.sigmoid(logits)
+    ranked = lax.stop_gradient(scores if bias is None else scores + aligned(bias, scores))
+    chosen = lax.top_k(ranked, self.top_k)[1]
+    weights = jnp.take_along_axis(scores, chosen, axis=-1)
+    if self.normalised:
+      weights = weights / (jnp.sum(weights, -1, keepdims=True) + _TINY)
+    return self.scale * weights, chosen, scores
+
+
+class MoE(nnx.Module):
+  """y = s Σ_{e in top k} w_e MLP_e(x) + MLP_shared(x), with w of a router in float32.
+
+  The scores of the experts are softmax(x W) or sigmoid(x W); a token goes through the k experts of
+  the largest score, or of the largest score + b where there is a selection bias b, which a trainer
+  moves to balance the load without a loss. An expert is an MLP without biases.
+
+  Args:
+    name: one of `MLPS`: the kind of the experts.
+    d_model: the model width D.
+    num_experts: the number of experts E.
+    expert_dim: the inner width F of an expert.
+    shared_dim: the inner width of the MLP that all tokens go through besides; 0: there is none.
+    router: how a token chooses.
+    selection_bias: whether there is a b [E], 0 at init.
+    std: the standard deviation of W, W_gate and W_up at init.
+    out_std: the standard deviation of W_down at init.
+    dtype: the dtype of the activations.
+    layout: the mesh and sharding rules of the activations.
+    rngs: the source of the initial values.
+
+  Source: Shazeer et al., arXiv 1701.06538; dropless, MegaBlocks, arXiv 2211.15841; shared experts,
+  DeepSeekMoE, arXiv 2401.06066; selection bias, arXiv 2408.15664 and DeepSeek-V3, arXiv 2412.19437.
+  """
+
+  def __init__(
+    self, name: str, d_model: int, num_experts: int, expert_dim: int, *,
+    shared_dim: int, router: Router, selection_bias: bool, std: float, out_std: float,
+    dtype: jax.typing.DTypeLike, layout: Layout, rngs: nnx.Rngs,
+  ):  # fmt: skip
+    self.layout, self.route, self.dtype = layout, router, dtype
+    self.activation, gated = activation_of(name)
+    keys, common = Keys(rngs), dict[str, Any](bias=False, layout=layout)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    axes = ("embed_param", None)
+    self.router = Linear(
+      d_model, num_experts, axes, std=std, dtype=wide, rngs=keys("router"), **common
+    )
+    self.selection_bias = nnx.Param(jnp.zeros(num_experts)) if selection_bias else None
+    into = partial(_Kernels, (num_experts, d_model, expert_dim), ("embed_param", "mlp"), std)
+    self.gate_proj = into(keys("gate_proj")) if gated else None
+    self.up_proj = into(keys("up_proj"))
+    out = (num_experts, expert_dim, d_model), ("mlp", "embed_param"), out_std
+    self.down_proj = _Kernels(*out, keys("down_proj"))
+    mlp: dict[str, Any] = {"std": std, "out_std": out_std, "dtype": dtype, "rngs": keys("shared")}
+    self.shared = MLP(name, d_model, shared_dim, **mlp, **common) if shared_dim else None
+
+  @jax.named_scope("moe")
+  def __call__(
+    self, x: Float[Array, "B T D"], counted: Bool[Array, "B T"]
+  ) -> tuple[Float[Array, "B T D"], Routing]:
+    """Maps x to the output, and tells how the `counted` tokens chose."""
+    # The product may be split over D of W; scores and choices are made for whole tokens.
+    logits = self.layout.constrain(self.router(x), "batch", "tokens", None)
+    bias = None if self.selection_bias is None else self.selection_bias[...]
+    weights, chosen, scores = self.route(logits, bias)
+    kernels = [k.kernel[...] for k in (self.gate_proj, self.up_proj, self.down_proj) if k]
+    out = self._experts(x, weights, chosen, kernels)
+    routing = _routing(logits, scores, chosen, counted)
+    return (out if self.shared is None else out + self.shared(x)), routing
+
+  def _experts(self, x: Array, weights: Array, chosen: Array, kernels: list[Array]) -> Array:
+    """Returns the weighted sum [B, T, D] of what the chosen experts make of x."""
+    layout, form = self.layout, _Form(self.activation, self.dtype, self.layout.platform == "tpu")
+    if not layout.spans_devices:
+      return _run_experts(form, x, weights, chosen, *kernels)
+    # As in `Layout.constrain`, what does not divide stays whole: a single token of decoding.
+    rows = [
+      axis if size % layout.num_shards(axis) == 0 else None
+      for axis, size in zip(("batch", "tokens"), x.shape, strict=False)
+    ]
+    tokens = layout.spec(*rows, None)
+    owners, embed, mlp = (
+      tuple(name for name in layout.axes(axis) if layout.mesh.shape[name] > 1)
+      for axis in ("experts", "embed_param", "mlp")
+    )
+    others = tuple(name for name in owners if name in jax.tree.leaves(tuple(tokens)))
+    added = tuple(name for name in (*owners, *mlp) if name not in others)
+    form = form._replace(owners=owners, others=others, added=added, embed=embed)
+    inward = layout.spec("experts", "embed_param", "mlp")
+    outward = layout.spec("experts", "mlp", "embed_param")
+    mapped = jax.shard_map(
+      partial(_run_experts, form),
+      mesh=layout.mesh,
+      in_specs=(tokens, tokens, tokens, *[inward] * (len(kernels) - 1), outward),
+      out_specs=tokens,
+      check_vma=False,
+    )
+    # Where devices add up the gradients of x, their parts are float32.
+    return mapped(x.astype(wide_dtype(x)) if form.sums else x, weights, chosen, *kernels)
+
+
+class _Kernels(nnx.Module):
+  """One matrix of each expert, [E, d_in, d_out] ~ N(0, std²), float32."""
+
+  def __init__(
+    self, shape: tuple[int, int, int], axes: tuple[str, str], std: float, rngs: nnx.Rngs
+  ):
+    init = nnx.initializers.normal(std)
+    self.kernel = nnx.Param(init(rngs.params(), shape), axes=("experts", *axes))
+
+
+def _routing(logits: Array, scores: Array, chosen: Array, counted: Array) -> Routing:
+  """Returns the sums over the counted tokens, see `Routing`."""
+  num_experts, top_k = logits.shape[-1], chosen.shape[-1]
+  p = scores / (jnp.sum(scores, -1, keepdims=True) + _TINY)
+  rows = counted.astype(p.dtype)
+  hits = jax.nn.one_hot(chosen, num_experts, dtype=p.dtype)
+  counts = jnp.sum(hits * rows[..., None, None], axis=(0, 1, 2))
+  mass = jnp.sum(p * rows[..., None], axis=(0, 1))
+  balance = num_experts / (top_k * jnp.maximum(jnp.sum(rows), 1)) * jnp.sum(counts * mass)
+  entropy = jnp.sum(jax.scipy.special.entr(lax.stop_gradient(p)) * rows[..., None])
+  return Routing(counts, entropy, balance, jnp.sum(rows * jax.nn.logsumexp(logits, -1) ** 2))
+
+
+class _Form(NamedTuple):
+  """How a device runs its experts.
+
+  Attributes:
+    activation: of the hidden units.
+    dtype: the dtype of the products.
+    ragged: whether `jax.lax.ragged_dot` multiplies.
+    owners: the mesh axes along which devices have other experts.
+    others: those of them along which devices have other tokens, too.
+    added: the mesh axes along which devices have the same tokens, and parts of their outputs.
+    embed: the mesh axes along which devices hold parts of D of the matrices.
+  """
+
+  activation: Callable[[Array], Array]
+  dtype: jax.typing.DTypeLike
+  ragged: bool
+  owners: tuple[str, ...] = ()
+  others: tuple[str, ...] = ()
+  added: tuple[str, ...] = ()
+  embed: tuple[str, ...] = ()
+
+  @property
+  def sums(self) -> bool:
+    """Whether devices add up parts of outputs and of gradients of inputs."""
+    return bool(self.others or self.added)
+
+
+class _Groups(NamedTuple):
+  """Choices of tokens ordered by expert: the slot of each, and what a slot is multiplied with.
+
+  Attributes:
+    slots: the slot of each choice [n, k]; the number of slots: its expert is not here.
+    sources: the choice in each slot, 0..n k - 1; n k: the slot is empty.
+    sizes: the number of choices of each expert [E].
+    tiles: the expert of each tile of slots; None: the groups lie one behind the other.
+  """
+
+  slots: Array
+  sources: Array
+  sizes: Array
+  tiles: Array | None
+
+
+def _run_experts(
+  form: _Form,
+  x: Float[Array, "b t D"],
+  weights: Float[Array, "b t k"],
+  chosen: Int[Array, "b t k"],
+  *kernels: Float[Array, "E _ _"],
+) -> Float[Array, "b t D"]:
+  """Returns the output for the tokens of a device, which has E of all experts."""
+  shape, count, (*inward, down) = x.shape, kernels[0].shape[0], kernels
+  x, weights, chosen = (a.reshape(-1, a.shape[-1]) for a in (x, weights, chosen))
+  if form.others:
+    weights, chosen = (
+      lax.all_gather(a, form.others, axis=0, tiled=True) for a in (weights, chosen)
+    )
+  if form.owners:
+    chosen = chosen - lax.axis_index(form.owners) * count
+  groups = _groups(jnp.where((chosen >= 0) & (chosen < count), chosen, count), count, form.ragged)
+  hidden = [checkpoint_name(each, PRODUCT) for each in _inward(form, x, inward, groups)]
+  inner = form.activation(hidden[0]) if len(hidden) == 1 else form.activation(hidden[0]) * hidden[1]
+  made = _outward(form, inner, down, groups)
+  wide = wide_dtype(made)
+  out = jnp.sum(made.astype(wide) * weights[..., None].astype(wide), axis=1)
+  if form.others:
+    out = lax.psum_scatter(out, form.others, scatter_dimension=0, tiled=True)
+  if form.added:
+    out = lax.psum(out, form.added)
+  return rounded(out, form.dtype).reshape(shape)
+
+
+def _groups(own: Int[Array, "n k"], count: int, ragged: bool) -> _Groups:
+  """Returns the order of choices by expert.
+
+  Args:
+    own: the experts that tokens chose, 0..count-1; count: one of another device.
+    count: the number of experts E.
+    ragged: whether groups lie one behind the other; otherwise each begins with a tile of its own.
+  """
+  top_k, flat = own.shape[1], own.reshape(-1)
+  # No token chooses an expert twice, so that no more of its choices can be of this device.
+  most = len(own) * min(top_k, count)
+  order = jnp.argsort(flat, stable=True)
+  number = jnp.arange(flat.size, dtype=jnp.int32)
+  slots = jnp.zeros_like(number).at[order].set(number, unique_indices=True)
+  sizes = jnp.sum(flat[:, None] == jnp.arange(count)[None], axis=0, dtype=jnp.int32)
+  tiles, num_slots = None, most
+  if not ragged:
+    tile = min(max(most // (count * _TILES), _LEAST_TILE), _MOST_TILE)
+    filled = -(-sizes // tile)
+    ends, num_tiles = jnp.cumsum(filled), min(most, most // tile + count)
+    tiles = jnp.searchsorted(ends, jnp.arange(num_tiles), side="right").clip(max=count - 1)
+    shifts = tile * (ends - filled) - (jnp.cumsum(sizes) - sizes)
+    slots, num_slots = slots + shifts.at[flat].get(mode="clip"), num_tiles * tile
+  slots = jnp.where(flat < count, slots, num_slots)
+  sources = jnp.full(num_slots, flat.size).at[slots].set(number, mode="drop")
+  return _Groups(slots.reshape(own.shape), sources, sizes, tiles)
+
+
+def _multiplied(
+  rows: Float[Array, "S d"], w: Float[Array, "E d f"], groups: _Groups, dtype: Any
+) -> Float[Array, "S f"]:
+  """Returns each slot's row times the matrix of its expert, summed in float32, in `dtype`."""
+  wide = wide_dtype(rows)
+  if groups.tiles is None:
+    return lax.ragged_dot(rows, w, groups.sizes, preferred_element_type=wide).astype(dtype)
+  tiles = rows.reshape(len(groups.tiles), -1, rows.shape[-1])
+  made = jnp.einsum("tmd,tdf->tmf", tiles, w[groups.tiles], preferred_element_type=wide)
+  return made.reshape(len(rows), -1).astype(dtype)
+
+
+def _gradient(
+  rows: Float[Array, "S d"], grad: Float[Array, "S f"], groups: _Groups
+) -> Float[Array, "E d f"]:
+  """Returns the gradient of the experts' matrices, in float32."""
+  wide = wide_dtype(rows)
+  if groups.tiles is None:
+    by_group = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+    return lax.ragged_dot_general(rows, grad, groups.sizes, by_group, preferred_element_type=wide)
+  a, b = (x.reshape(len(groups.tiles), -1, x.shape[-1]) for x in (rows, grad))
+  parts = jnp.einsum("tmd,tmf->tdf", a, b, preferred_element_type=wide)
+  count = len(groups.sizes)
+  return jax.ops.segment_sum(parts, groups.tiles, count, indices_are_sorted=True)
+
+
+def _joined(form: _Form, kernel: Array, axis: int) -> Array:
+  """Returns matrices with all of D, which is their axis `axis`, in the dtype of the products."""
+  w = kernel.astype(form.dtype)
+  return lax.all_gather(w, form.embed, axis=axis, tiled=True) if form.embed else w
+
+
+def _shared_out(names: tuple[str, ...], d: Array, axis: int, like: Array) -> Array:
+  """Returns a device's part of a gradient that devices add up, like what it is the gradient of."""
+  if names:
+    d = lax.psum_scatter(d, names, scatter_dimension=axis, tiled=True)
+  return d.astype(like.dtype)
+
+
+def _rows(form: _Form, x: Float[Array, "n D"], groups: _Groups) -> Float[Array, "S D"]:
+  """Returns the token of each slot; 0 where it is empty."""
+  x = x.astype(form.dtype)
+  if form.others:
+    x = lax.all_gather(x, form.others, axis=0, tiled=True)
+  return x.at[groups.sources // groups.slots.shape[1]].get(mode="fill", fill_value=0)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _inward(
+  form: _Form, x: Float[Array, "n D"], kernels: list[Array], groups: _Groups
+) -> list[Array]:
+  """Returns the token of each slot times each of the matrices of its expert, [S, F] each."""
+  rows = _rows(form, x, groups)
+  return [_multiplied(rows, _joined(form, w, 1), groups, form.dtype) for w in kernels]
+
+
+def _inward_forward(form: _Form, *arguments: Any) -> tuple[list[Array], Any]:
+  return _inward(form, *arguments), arguments
+
+
+def _inward_backward(form: _Form, saved: Any, grads: list[Array]) -> tuple[Array, list, None]:
+  x, kernels, groups = saved
+  rows = _rows(form, x, groups)
+  d_rows: list[Array] = []
+  d_kernels, wide = [], wide_dtype(rows)
+  for kernel, grad in zip(kernels, grads, strict=True):
+    w = _joined(form, kernel, 1).swapaxes(1, 2)
+    d_rows.append(_multiplied(grad, w, groups, wide))
+    d_kernels.append(_shared_out(form.embed, _gradient(rows, grad, groups), 1, kernel))
+  # The choices of a token are read from their slots, so that nothing is scattered.
+  d_tokens = jnp.sum(
+    reduce(jnp.add, d_rows).at[groups.slots].get(mode="fill", fill_value=0), axis=1
+  )
+  return _shared_out(form.others, d_tokens, 0, x), d_kernels, None
+
+
+_inward.defvjp(_inward_forward, _inward_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _outward(
+  form: _Form, inner: Float[Array, "S F"], kernel: Float[Array, "E F D"], groups: _Groups
+) -> Float[Array, "n k D"]:
+  """Returns what the experts make of each choice of a token; 0 for those of other devices."""
+  dtype = wide_dtype(inner) if form.sums else form.dtype
+  made = _multiplied(inner, _joined(form, kernel, 2), groups, dtype)
+  return made.at[groups.slots].get(mode="fill", fill_value=0)
+
+
+def _outward_forward(form: _Form, *arguments: Any) -> tuple[Array, Any]:
+  return _outward(form, *arguments), arguments
+
+
+def _outward_backward(form: _Form, saved: Any, grad: Array) -> tuple[Array, Array, None]:
+  inner, kernel, groups = saved
+  flat = grad.reshape(-1, grad.shape[-1]).astype(form.dtype)
+  d_made = flat.at[groups.sources].get(mode="fill", fill_value=0)
+  w = _joined(form, kernel, 2).swapaxes(1, 2)
+  d_kernel = _shared_out(form.embed, _gradient(inner, d_made, groups), 2, kernel)
+  return _multiplied(d_made, w, groups, form.dtype), d_kernel, None
+
+
+_outward.defvjp(_outward_forward, _outward_backward)
