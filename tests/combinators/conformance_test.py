@@ -20,6 +20,8 @@ SCANNED = tuple(case for case in CASES if not case.loop_only)
 LOOPED = ("standard", "block_attn_res", "delta_attn_res", "unet_skips", "x0_residual")
 FORMS = (*LOOPED, "hyper_connections")  # of which a loop takes long to compile
 MIX_TOKENS = ("deep_delta",)
+# Reads of the first block differ from those of others where a block is opened, too.
+UNIFORM = {"layers_per_block": 2, "first_block": "uniform", "two_phase": "always", "views": "qkv"}
 
 
 def test_every_registered_name_has_cases():
@@ -40,7 +42,7 @@ def test_python_loop_with_remat_is_the_loop_by_hand(case):
   layers.loop_with_remat(walks.subject(case))
 
 
-@walks.first_cases(SCANNED, quick=FORMS)
+@walks.first_cases(SCANNED, quick=FORMS, also=(UNIFORM,))
 def test_scan_with_remat_is_the_loop_by_hand(case):
   layers.scan_with_remat(walks.subject(case))
 
