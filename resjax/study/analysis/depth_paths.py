@@ -105,13 +105,22 @@ def differentiated(decoder: Decoder, probe: Array, moved: Array) -> Decoder:
   is the product Jₗᵀ v, with J_l = ∂z_{l+1} / ∂z_l. Thus one reverse pass serves all layers.
 
   Args:
-    decoder: a decoder whose strategy is `carry`.
+    decoder: a decoder for which `has_jacobians` holds.
     probe: v [k, B, T, D], see `carried`.
     moved: what is added to the states z_l, [L, k, B, T, D].
   """
   changed = nnx.merge(*nnx.split(decoder))
   changed.combinator = _Taps(changed.combinator, probe, moved)
   return changed
+
+
+def has_jacobians(combinator: Combinator) -> bool:
+  """Returns whether layers are functions of the state z before them, see `differentiated`.
+
+  Where sites read residual streams by what the site before computed they depend on that, too.
+  """
+  own = getattr(combinator, "read_site", "own") == "own"
+  return combinator.strategy == "carry" and own
 
 
 def carried(path: Combinator, state: PyTree) -> Array:

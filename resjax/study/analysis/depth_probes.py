@@ -191,10 +191,8 @@ def probe(
     swapped = np.stack([work.swapped(*pair) for pair in chosen] or [whole.nats][:0])
     ratio = Measured.of(swapped, whole.nats)  # L' / L, whose interval takes both as random
     found |= {"pairs": chosen, "permutation": Measured(np.abs(ratio.mean - 1), ratio.half)}
-  if "jacobian" in probes and decoder.combinator.strategy != "carry":
-    missing.append(
-      f"no Jacobians: a layer of {decoder.config.residual.name} reads sources, not one state"
-    )
+  if "jacobian" in probes and not depth_paths.has_jacobians(decoder.combinator):
+    missing.append(f"no Jacobians: a layer of {decoder.config.residual.name} reads more than z")
   elif "jacobian" in probes:
     found["jacobian"] = _jacobians(work.products(vectors, seed), whole.seen)
   return DepthProbes(
@@ -231,8 +229,9 @@ def num_passes(
   passes = 1 + depth * bool({"causal", "pruning"} & {*probes})
   passes += (_most_pruned(depth) - 1) * ("pruning" in probes)
   passes += len(_pairs(depth, pairs)) * ("permutation" in probes)
-  carries = decoder.combinator.strategy == "carry"
-  return passes + _PER_GRADIENT * vectors * ("jacobian" in probes and carries)
+  if "jacobian" in probes and depth_paths.has_jacobians(decoder.combinator):
+    passes += _PER_GRADIENT * vectors
+  return passes
 
 
 def flops(

@@ -256,8 +256,9 @@ REFUSED = {"delta_attn_res", "delta_block_attn_res", "delta_ablation"}
 def test_every_system_is_probed_or_refused_by_its_name():
   batch = jax.tree.map(jnp.asarray, dict(text().batches[0]))
   places = jnp.arange(LAYERS), jnp.ones(LAYERS, bool)
-  for name in combinators.names():
-    decoder = decoders.shapes(decoders.config("llama", name, **SIZES))
+  others = [("mhc", {"read_site": "previous", "head": "previous"}), ("gate", {"scope": "layer"})]
+  for name, options in [*((name, None) for name in combinators.names()), *others]:
+    decoder = decoders.shapes(decoders.config("llama", name, options, **SIZES))
     if name in REFUSED:
       with pytest.raises(ValueError, match=f"depth probes of residual.name='{name}' are not"):
         depth_probes.check(decoder)
