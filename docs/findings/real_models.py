@@ -75,8 +75,8 @@ def numbers() -> dict[str, str]:
     found[f"{one.model}.crossing_ranks"] = crossing_ranks(one, shifts["log_rank"])
     for measure, shift in shifts.items():
       found[f"{one.model}.by_{measure}"] = depth_positions.emergence_text(one, shift)
-  found |= {"cuts": cut_table(), "slopes": slope_table()}
-  return found | patching() | agreement() | tuned_lens()
+  found |= {"cuts": cut_table(), "slopes": slope_table(), "depth": depth_table()}
+  return found | patching() | agreement() | tuned_lens() | depth_agreement() | pruned_text()
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -222,6 +222,52 @@ def tuned_lens() -> dict[str, str]:
   tokens = f"{one['num_tokens']:,} tokens in {one['num_rows']} rows"
   halved = f"between layers {before} and {after}"
   return {"lens": table(heads, rows), "lens.tokens": tokens, "lens.half": halved}
+
+
+def depth_agreement() -> dict[str, str]:
+  """Returns how far the depth probes are from loops in torch at most, by model."""
+  return {
+    f"{model}.depth_torch": f"{max(one['largest_relative_difference'].values()):.1e}"
+    f" ({one['probes']['num_tokens']:,} tokens)"
+    for model, one in _in_torch().items()
+  }
+
+
+def _in_torch() -> dict[str, dict]:
+  return json.loads((FOLDER / "depth_in_torch.json").read_text())
+
+
+def depth_table() -> str:
+  """Returns what the layers of each model are good for: means by thirds of the depth, and ends."""
+  rows = []
+  for model, one in _in_torch().items():
+    probes, depth = one["probes"], one["probes"]["num_layers"]
+    angular = {key: np.diagonal(np.array(a, float), 1) for key, a in probes["angular"].items()}
+    named = {
+      "angle to the next state, over π": angular,
+      "change of later updates without the layer": probes["causal_mean"],
+      "loss without the layer, nats above the whole": probes["skipped"],
+      "change of the loss, swapped with the next": probes["permutation"],
+      "Jacobian, ‖J − I‖ / √W": probes["jacobian"],
+    }
+    for name, found in named.items():
+      mean, half = (np.array(found[key], float) for key in ("mean", "half"))
+      thirds = (mean[layers[layers < len(mean)]] for layers in np.array_split(np.arange(depth), 3))
+      ends = (int(np.nanargmin(mean)), int(np.nanargmax(mean)))
+      cells = [f"layer {at}: {mean[at]:.4f} ± {half[at]:.4f}" for at in ends]
+      rows.append([model, name, *(f"{np.nanmean(part):.4f}" for part in thirds), *cells])
+  return table(["model", "probe", "first third", "second", "last", "least", "most"], rows)
+
+
+def pruned_text() -> dict[str, str]:
+  """Returns the loss without several layers, by model."""
+  found = {}
+  for model, one in _in_torch().items():
+    pruned, loss = one["probes"]["pruned"]["mean"], one["probes"]["loss"]
+    shown = [n for n in (1, 3, 5, 10, 15) if n <= len(pruned)]
+    parts = ", ".join(f"{pruned[n - 1]:+.2f} without {n}" for n in shown)
+    found[f"{model}.pruned"] = f"{parts} (of {loss:.2f} nats)"
+  return found
 
 
 def sensitivities(kind: str) -> dict[tuple[str, str], Sensitivity]:

@@ -100,6 +100,9 @@ ELSEWHERE = {
   "python docs/examples/compare_with_transformers.py": (
     "needs torch; tests/interop/huggingface/remote_code/example_test.py runs it"
   ),
+  "python docs/findings/depth_in_torch.py": (
+    "needs torch; tests/study/analysis/depth_probes_test.py has loops by hand"
+  ),
   "python docs/findings/lens_in_torch.py": (
     "needs torch; tests/study/analysis/lens_test.py compares the lens with float64"
   ),

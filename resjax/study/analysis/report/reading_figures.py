@@ -123,10 +123,13 @@ def depth(found: DepthProbes) -> Figure:
 
 
 def _map(axes: Axes, values: np.ndarray, across: str, down: str) -> None:
-  image = axes.imshow(values, cmap="viridis_r", vmin=0)
+  most = (
+    np.nanpercentile(values, 99) if np.isfinite(values).any() else 1
+  )  # one cell hides no others
+  image = axes.imshow(values, cmap="viridis_r", vmin=0, vmax=most or 1)
   axes.set_xlabel(across)
   axes.set_ylabel(down)
-  axes.figure.colorbar(image, ax=axes, shrink=0.9)
+  axes.figure.colorbar(image, ax=axes, shrink=0.9, extend="max")
 
 
 def _probe_line(axes: Axes, one: Measured, first: int) -> None:
