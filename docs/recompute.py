@@ -15,12 +15,13 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 
-from docs.comparisons import coverage
+from docs.comparisons import compiled_shapes, coverage
 from docs.findings import depth, depth_retrieval, one_parent, real_models, statements
 from docs.systems import public
 
 DOCS = pathlib.Path(__file__).parent
 SOURCES: Mapping[str, Callable[[], Mapping[str, str]]] = {
+  "compiled_shapes": compiled_shapes.numbers,
   "coverage": coverage.numbers,
   "depth": depth.numbers,
   "depth_retrieval": depth_retrieval.numbers,

@@ -1,6 +1,7 @@
 """Numbers of pages are those of committed JSON."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -8,6 +9,7 @@ from scipy import stats
 
 from configs.ablations import depthbench_1m, lns_rate
 from docs import recompute
+from docs.comparisons import compiled_shapes
 from docs.findings import depth, statements
 from docs.systems import public
 from resjax.study.sweeps import comparison, expand, plan, results, table
@@ -131,6 +133,27 @@ def test_the_picture_of_depth_has_our_sweeps_beside_the_public_one(monkeypatch):
   assert [*bars["standard"].lines[0].get_ydata()] == pytest.approx([2.3, 2.6])
   (first, _), *_ = (lines.get_segments() for lines in bars["standard"].lines[2])
   assert first[:, 1] == pytest.approx([2.3 - 0.1 * 12.706, 2.3 + 0.1 * 12.706], abs=1e-4)
+
+
+def test_compiled_shapes_keep_what_their_table_has(tmp_path, monkeypatch):
+  monkeypatch.setattr(compiled_shapes, "PATH", tmp_path / "kept.json")
+  head = {"topology": "v5p-32", "devices": 16, "jax": "1.2", "hbm_available": 95 * 2**30}
+  memory = {"arguments": {"parameters": 2**30, "optimizer": 2**31, "batch": 0}, "padding": 0}
+  memory |= {"temporaries": 2**29, "output": 0, "code": 0, "donated": 2**31}
+  times = {"lower_seconds": 1.5, "compile_seconds": 70.0, "cpu_seconds": 60.4}
+  refused = {"required": 99 * 2**30, "available": 95 * 2**30, "fits_with": "--config.a=2"}
+  for name, found in {
+    "v5p-32-70": head | times | {"fits": True, "memory": memory},
+    "v5p-32-16": head | refused | {"fits": False},
+  }.items():
+    (tmp_path / f"{name}.json").write_text(json.dumps(found))
+  compiled_shapes.keep(*map(str, tmp_path.glob("v5p*.json")))
+  shown = compiled_shapes.numbers()
+  assert shown["jax"] == "1.2"
+  assert shown["table"].splitlines()[3:] == [
+    "| 16 | v5p-32 | with --config.a=2 | 99.00 of 95.00 |  |  |  |",
+    "| 70 | v5p-32 | yes | 3.50 of 95.00 | 0.50 | 72 s | 60 s |",
+  ]
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,9 @@ ELSEWHERE = {
   "python docs/findings/lens_in_torch.py": (
     "needs torch; tests/study/analysis/lens_test.py compares the lens with float64"
   ),
+  "python -m docs.comparisons.compiled_shapes": (
+    "reads what compilers for absent chips wrote; tests/recompute_test.py has such files"
+  ),
   "python3 -m venv": "tests/first_steps_test.py runs it",
   "pip install": "tests/wheel_test.py and tests/first_steps_test.py install the wheel",
   "vllm serve": "a server of another project, which tests do not install",
