@@ -224,9 +224,8 @@ def _depth(model: TrainedModel, folder: Location, console: Console) -> None:
   """Shows what layers do to the depth state, and what happens without them."""
   depth_probes.check(model.decoder, _PROBES.value, _PAIRS.value, _VECTORS.value)
   text = text_flags.read_text(model, _depth_sizes)
-  chosen: dict[str, Any] = {
-    "probes": _PROBES.value, "pairs": _PAIRS.value, "vectors": _VECTORS.value,
-  }  # fmt: skip
+  chosen: dict[str, Any] = {"probes": _PROBES.value, "pairs": _PAIRS.value}
+  chosen |= {"vectors": _VECTORS.value}
   with terminal.status(quiet=jax.process_index() != 0) as status:
     flops = depth_probes.flops(model.decoder, text, **chosen)
     analysis.say_cost(model, text, flops, "probing", status)
@@ -237,8 +236,7 @@ def _depth(model: TrainedModel, folder: Location, console: Console) -> None:
     console.print(table)
     terminal.say(console, "\n".join(words))
   terminal.say(console, "\n".join(depth_tables.caption(found)))
-  facts = {"vectors": _VECTORS.value}
-  _write(model, folder, console, found, facts, reading_figures.depth(found))
+  _write(model, folder, console, found, {"vectors": _VECTORS.value}, reading_figures.depth(found))
 
 
 def _depth_sizes(model: TrainedModel, tokens: int, seq_len: int) -> tuple[int, int]:
