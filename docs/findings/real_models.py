@@ -209,19 +209,13 @@ def tuned_lens() -> dict[str, str]:
     ]
     for i, layer in enumerate(layers)
   ]
-  heads = [
-    "after layer",
-    "KL, logit lens",
-    "KL, tuned lens",
-    "loss, logit lens",
-    "loss, tuned lens",
-  ]
+  kinds = [f"{figure}, {lens} lens" for figure in ("KL", "loss") for lens in ("logit", "tuned")]
   tuned = one["kl"][1]
   before = max(layer for layer, kl in zip(layers, tuned, strict=True) if kl > tuned[0] / 2)
   after = min(layer for layer, kl in zip(layers, tuned, strict=True) if kl <= tuned[0] / 2)
   tokens = f"{one['num_tokens']:,} tokens in {one['num_rows']} rows"
   halved = f"between layers {before} and {after}"
-  return {"lens": table(heads, rows), "lens.tokens": tokens, "lens.half": halved}
+  return {"lens": table(["after layer", *kinds], rows), "lens.tokens": tokens, "lens.half": halved}
 
 
 def depth_agreement() -> dict[str, str]:
