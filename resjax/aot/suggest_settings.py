@@ -153,7 +153,8 @@ def _tensor(run: Run) -> str | None:
   """Suggests to split each row over two devices, where a device has no more than one row."""
   decoder, shape = run.decoder, run.layout.mesh.shape
   rows = run.train.batch_size // run.layout.num_shards("batch") // run.train.microbatches
-  sizes = decoder.num_heads, decoder.num_kv_heads, decoder.mlp_dim, decoder.vocab_size
+  widths = decoder.mlp_dim, decoder.expert_dim
+  sizes = decoder.num_heads, decoder.num_kv_heads, *widths, decoder.vocab_size
   tensor = 2 * shape["tensor"]
   if rows > 1 or shape["fsdp"] % 2 or any(size % tensor for size in sizes):
     return None

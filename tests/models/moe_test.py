@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from resjax.base.sharding import Layout
+from resjax.interop import huggingface
 from resjax.models import ModelDef, MoEConfig, forward_flops_per_token
 from resjax.models.flops import inactive_parameters
 from resjax.models.sampling import generate
@@ -162,6 +163,11 @@ def on_one_device():
 def test_eight_devices_compute_what_one_does(rules):
   with jax.enable_x64(True):
     assert_close(gradient_on(layouts.layout(rules, **MESHES[rules])), on_one_device(), 1e-12)
+
+
+def test_no_form_of_hugging_face_has_a_mixture():
+  with pytest.raises(ValueError, match=r"config\.model\.moe\.num_experts=4, there 0"):
+    huggingface.find_form(decoders.config(moe=MIXED))
 
 
 @pytest.mark.parametrize(

@@ -385,6 +385,7 @@ def test_sections_must_be_there():
   [
     {"model__num_layers": 4000, "model__d_model": 1 << 17, "model__mlp_dim": 1 << 19},
     {"data__seq_len": 1 << 24, "train__batch_size": 1 << 16},
+    {"model__moe__num_experts": 1 << 16, "model__moe__expert_dim": 1 << 20},
   ],
 )
 def test_a_run_that_no_machine_holds_is_refused_at_once(changes):

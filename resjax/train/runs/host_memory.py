@@ -20,13 +20,15 @@ def check(run: Run) -> None:
     return
   there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * jax.process_count()
   model, train = run.decoder, run.train
-  weights = model.d_model * (2 * model.num_layers * model.mlp_dim + model.vocab_size)
+  units = len(model.dense_layers) * model.mlp_dim
+  units += len(model.routed_layers) * model.moe.num_experts * model.expert_dim
+  weights = model.d_model * (2 * units + model.vocab_size)
   tokens = run.data.seq_len * train.batch_size // train.microbatches
   parameters, stream = _BYTES_PER_PARAMETER * weights, 4 * tokens * model.d_model
   if parameters + stream > there:
     raise ValueError(
       f"the run needs more than {parameters / _GIB:,.0f} GiB for parameters and moments and "
       f"{stream / _GIB:,.0f} GiB for the stream of a microbatch, and there are {there / _GIB:,.0f} "
-      "GiB; make config.model.num_layers, d_model or mlp_dim, or config.train.batch_size or "
-      "config.data.seq_len smaller, or config.train.microbatches larger"
+      "GiB; make config.model.num_layers, d_model, mlp_dim or moe.num_experts, or "
+      "config.train.batch_size or config.data.seq_len smaller, or config.train.microbatches larger"
     )
