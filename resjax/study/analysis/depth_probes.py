@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from flax import nnx
 from jax import lax
 
@@ -57,7 +58,7 @@ class Measured:
     quantile = t_quantile(int(np.sum(counts > 0)) - 1)
     return cls(sums.mean()[..., 0], quantile * sums.standard_error()[..., 0])
 
-  def masked(self, chosen: np.ndarray) -> "Measured":
+  def masked(self, chosen: npt.ArrayLike) -> "Measured":
     """Returns the means at chosen places, and NaN elsewhere."""
     return Measured(*(np.where(chosen, values, np.nan) for values in (self.mean, self.half)))
 
@@ -395,7 +396,7 @@ class _Work:
 def signs(vectors: int, streams: int, d_model: int, seed: int) -> np.ndarray:
   """Returns the vectors of `probe`, 1 or -1, float32 [vectors, k, 1, 1, D]."""
   shape = vectors, streams, 1, 1, d_model
-  return np.random.default_rng(seed).choice(np.float32([-1, 1]), shape)
+  return np.random.default_rng(seed).choice(np.array([-1, 1], np.float32), shape)
 
 
 def _traced(decoder: Decoder, batch: Mapping[str, Array]) -> tuple:
@@ -412,7 +413,7 @@ def _traced(decoder: Decoder, batch: Mapping[str, Array]) -> tuple:
   if carries:
     x = decoder.embed(tokens[0], tokens[2])
     start = decoder.combinator.init(x, TokenContext(tokens[1]))
-    ends = depth_paths.carried(decoder.combinator, start)[None], states
+    ends: tuple[Array, ...] = (depth_paths.carried(decoder.combinator, start)[None], states)
   else:
     ends = run.embedded[None, None], states[1:], run.output[None, None]
   sums = loss_sums(decoder, decoder.final_norm(run.output), batch, _LOSS_CHUNK, by_row=True)

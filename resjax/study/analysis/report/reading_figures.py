@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from resjax.study.analysis import depth_positions
 from resjax.study.analysis.alignment import DepthPosition
@@ -140,7 +141,7 @@ def _probe_line(axes: Axes, one: Measured, first: int) -> None:
   axes.fill_between(x, *ends, color=look["color"], alpha=0.2, linewidth=0)
   axes.plot(x, one.mean, **look, markersize=3.5, linewidth=1.4)
   axes.set_xlabel("layers removed" if first else "layer")
-  axes.xaxis.get_major_locator().set_params(integer=True)
+  axes.xaxis.set_major_locator(MaxNLocator(integer=True))
   axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
   axes.grid(axis="y", alpha=0.25)
 
