@@ -237,7 +237,7 @@ def test_depth_sweeps_are_the_plans_that_they_say(argument):
     assert all(run.optim.warmup_steps * 10 == run.train.steps for run in runs.values())
   if name == "depthbench":
     assert [rates["standard"] * factor for factor in grid] == [5e-4, 1e-3, 2e-3, 5e-3]
-    assert rates["lns"] * grid[-1] == pytest.approx(2e-2)
+    assert rates["lns"] * grid[-2] == pytest.approx(1e-2)
     dry_run(runs["mhc"], Console(file=io.StringIO()))
 
 

@@ -12,10 +12,10 @@ is one run, which every launcher takes; the same sweep command prints the runs o
 tokenizer of the original is fetched by its name, or set --config.data.tokenizer.folder.
 
 Each design has its own rate, chosen among the original's 5e-4, 1e-3, 2e-3 and 5e-3, LNS among the
-same times four; the grid grows where the best is the first or the last one. Tuning takes a fifth of
-the tokens and a seed of its own, where the original compares whole runs. Unlike it, this sweep has
-seeds, and `wide_residual` as one more arm, which has streams and neither mixing nor coefficients by
-token.
+same times five, 1e-2 among them; the grid grows where the best is the first or the last one. Tuning
+takes a fifth of the tokens and a seed of its own, where the original compares whole runs. Unlike
+it, this sweep has seeds, and `wide_residual` as one more arm, which has streams and neither mixing
+nor coefficients by token.
 
 What cannot be expressed: MoDA is not in resjax. HC and mHC there multiply the initial values of
 output projections by √4, and mHC starts from logits of ±8 where `home_stream` has ±3. The original
@@ -49,7 +49,7 @@ SHAPES = {
   70: (640, 1712),
 }
 STEPS = 7_600
-LNS = 4  # its rates are so many times those of other designs
+LNS = 5  # its rates are so many times those of other designs
 PLAN = {
   "baseline": "standard",
   "seeds": (1, 2, 3),

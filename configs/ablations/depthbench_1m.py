@@ -3,7 +3,8 @@
 The argument is the number of layers: 6, 12, 24 (default) or 48, each a sweep of its own. The layers
 of every shape have 1.02M or 1.04M parameters, so that width pays for depth; three heads and an MLP
 of 8/3 of the width in all of them. What is held is the parameters without the embedding: it has
-1,024 rows, 12 % of the layers' parameters at 6 layers and 4 % at 48, and does not compute.
+1,024 rows, 12 % of the layers' parameters at 6 layers and 4 % at 48, and is the output projection,
+too, whose rank falls with the width.
 
   for layers in 6 12 24 48; do
     resjax sweep --config=ablations/depthbench_1m:$layers

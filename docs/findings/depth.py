@@ -25,6 +25,7 @@ from resjax.study.sweeps import plan, results, table
 
 FOLDER = pathlib.Path(__file__).parent
 SWEEP, RATES = "depthbench_1m_", "lns_rate_"
+SHALLOW, DEEP, LNS_LAYERS = 6, 48, 24  # of the planned statements
 CONFIRMED, REFUTED, UNDECIDED = "confirmed", "refuted", "undecided"
 _VERDICTS = {"better": CONFIRMED, "worse": REFUTED, "equal": REFUTED}
 
@@ -50,20 +51,23 @@ def numbers(folder: pathlib.Path = FOLDER) -> dict[str, str]:
     plans = {layers: plan.read(folder / f"{SWEEP}{layers}") for layers in ours}
     rates = {layers: made.tuned for layers, made in plans.items() if made is not None}
     found["rates"] = _table([*rates], _by_depth(rates, lambda by: f"{next(iter(by.values())):g}"))
-    deepest = statements.of_sweep(folder / f"{SWEEP}{max(ours)}")
+  if DEEP in ours:
+    deepest = statements.of_sweep(folder / f"{SWEEP}{DEEP}")
     found["deep"] = verdict(deepest["hyper_connections-mhc.verdict"])
-  if len(ours) > 1:
-    found |= order(ours[min(ours)], ours[max(ours)])
-  for sweep in folder.glob(f"{RATES}*/"):
+  if {SHALLOW, DEEP} <= {*ours}:
+    found |= order(ours[SHALLOW], ours[DEEP])
+  for sweep in folder.glob(f"{RATES}{LNS_LAYERS}*/"):
     found["lns"] = verdict(statements.of_sweep(sweep)["lns-x5-lns.verdict"])
   return found
 
 
 def losses(folder: pathlib.Path = FOLDER) -> dict[int, Values]:
-  """Returns the finished runs' bits per byte by layers, arm and seed."""
+  """Returns bits per byte by layers, arm and seed of all arms of which no run diverged."""
   found = {}
   for sweep in folder.glob(f"{SWEEP}*/"):
-    done = [run for run in table.read(sweep).runs if run.status == results.DONE]
+    runs = table.read(sweep).runs
+    diverged = {run.arm for run in runs if run.status == results.DIVERGED}
+    done = [run for run in runs if run.status == results.DONE and run.arm not in diverged]
     found[int(sweep.name.removeprefix(SWEEP))] = by_arm(done)
   return dict(sorted(found.items()))
 

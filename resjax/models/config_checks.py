@@ -179,11 +179,13 @@ def _check_moe(config: "DecoderConfig") -> None:
   _choice(config, "moe.score", SCORES)
   experts, layers = moe.num_experts, config.num_layers
   few = f"in 1..{experts}, the config.model.moe.num_experts"
+  most, shared = _MOST["mlp_dim"], _MOST_EXPERTS if experts else 0
   for name, ok, allowed in (
     ("num_experts", 0 <= experts <= _MOST_EXPERTS, f"in 0..{_MOST_EXPERTS}"),
     ("num_experts_per_tok", not experts or 1 <= moe.num_experts_per_tok <= experts, few),
-    ("expert_dim", 0 <= moe.expert_dim <= _MOST["mlp_dim"], "0 (mlp_dim) or positive"),
-    ("num_shared_experts", 0 <= moe.num_shared_experts <= _MOST_EXPERTS, "0 or positive"),
+    ("expert_dim", 0 <= moe.expert_dim <= most, f"0 (mlp_dim) or in 1..{most}"),
+    ("num_shared_experts", 0 <= moe.num_shared_experts <= shared, f"in 0..{shared}"),
+    ("selection_bias", experts > 0 or not moe.selection_bias, "False without num_experts"),
     ("routed_scaling_factor", moe.routed_scaling_factor > 0, "positive"),
     ("first_dense", 0 <= moe.first_dense < layers, f"in 0..{layers - 1}, below num_layers"),
     ("every", 1 <= moe.every <= layers, f"in 1..num_layers={layers}"),
@@ -192,6 +194,9 @@ def _check_moe(config: "DecoderConfig") -> None:
   if experts:
     _check(config, "moe.every", bool(config.routed_layers), "so small that any layer has experts")
     _check(config, "bias", config.bias != "all", "one without biases of MLPs: experts have none")
+    learns = experts == 1 or moe.num_experts_per_tok > 1 or not moe.norm_topk_prob
+    alone = "False with num_experts_per_tok=1, whose weight would be 1 for any router"
+    _check(config, "moe.norm_topk_prob", learns, alone)
     no_rule = config.mup.base_width == 0
     _check(config, "mup.base_width", no_rule, "0 with moe.num_experts: it has no rule for routers")
 

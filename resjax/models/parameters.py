@@ -83,6 +83,6 @@ def not_divisible(what: str, axis: str, layout: Layout, times: int = 1) -> str:
     layout: the mesh and the rules.
     times: what the size must be divisible by besides the number of devices.
   """
-  names = layout.axes(axis)
-  factors = " × ".join(f"config.mesh.{name}={layout.mesh.shape[name]}" for name in names)
+  sizes = {name: layout.mesh.shape[name] for name in layout.axes(axis)}
+  factors = " × ".join(f"config.mesh.{name}={size}" for name, size in sizes.items() if size > 1)
   return f"{what} is not divisible by {layout.num_shards(axis) * times}, that is {factors}"

@@ -21,7 +21,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float, Int
 
-from resjax.base import Array, aligned, rounded, wide_dtype
+from resjax.base import Array, aligned, rounded, wide_dtype, wider
 from resjax.base.sharding import Layout
 from resjax.nn.linear import MLP, PRODUCT, Keys, Linear, activation_of
 
@@ -117,7 +117,7 @@ class MoE(nnx.Module):
     self.layout, self.route, self.dtype = layout, router, dtype
     self.activation, gated = activation_of(name)
     keys, common = Keys(rngs), dict[str, Any](bias=False, layout=layout)
-    wide = jnp.promote_types(dtype, jnp.float32)
+    wide = wider(dtype, jnp.float32)
     axes = ("embed_param", None)
     self.router = Linear(
       d_model, num_experts, axes, std=std, dtype=wide, rngs=keys("router"), **common

@@ -71,9 +71,8 @@ def step_function(
 
   A step that `health` does not let through leaves parameters, moments and the optimizer's counts
   as they are, bit by bit. The metrics are `sums`, `routing` (None without experts) and `grad_norm`
-  of the step, its `update` (None
-  where nobody judges it), its `learning_rate`, `skipped` (0 or 1), and `skipped_total` and
-  `skipped_in_a_row` with this step counted.
+  of the step, its `update` (None where nobody judges it), its `learning_rate`, `skipped` (0 or 1),
+  and `skipped_total` and `skipped_in_a_row` with this step counted.
 
   Args:
     model: the decoder without its parameters.
@@ -89,7 +88,11 @@ def step_function(
     sums = loss_sums(decoder, hidden, batch, config.loss_chunk)
     total = sums.nats + config.z_loss * sums.z
     if routing is not None:
-      total += config.router_balance_loss * routing.balance + config.router_z_loss * routing.z
+      # Sums over all tokens, where the loss is a mean over those whose targets are asked for.
+      there = jnp.sum(batch["segment_ids"] != 0, dtype=sums.tokens.dtype)
+      asked = sums.tokens / jnp.maximum(there, 1.0)
+      of_routers = config.router_balance_loss * routing.balance + config.router_z_loss * routing.z
+      total += asked * of_routers
     return total, (sums, routing)
 
   def parts(tree: PyTree) -> PyTree:

@@ -52,7 +52,7 @@ def copied(tmp_path_factory):
   """A copy of the checkout that has the new system."""
   root = tmp_path_factory.mktemp("checkout")
   settings = ("setup.cfg", "pyproject.toml", "ruff.toml")
-  checkouts.copy(root, "resjax", "configs", "tests", "docs/systems", *settings)
+  checkouts.copy(root, "resjax", "configs", "tests", "docs/systems", "docs/findings", *settings)
   assert follow(root) == 3
   return root
 

@@ -12,6 +12,7 @@ from flax import nnx
 from resjax.base.sharding import Layout
 from resjax.interop import huggingface
 from resjax.models import ModelDef, MoEConfig, forward_flops_per_token
+from resjax.models.config import MupConfig
 from resjax.models.flops import inactive_parameters
 from resjax.models.sampling import generate
 from resjax.nn import Rotation
@@ -117,7 +118,7 @@ def test_floating_point_operations_and_parameters_are_those_of_chosen_experts():
   # Two experts of half the width each, and the router.
   moe = MoEConfig(5, 2, expert_dim=12)
   assert flops(decoders.config(moe=moe)) - flops(dense) == 3 * 2 * 16 * 5
-  shared = dataclasses.replace(moe, num_experts_per_tok=1, num_shared_experts=1, first_dense=2)
+  shared = MoEConfig(5, 1, 12, 1, norm_topk_prob=False, first_dense=2)
   assert flops(decoders.config(moe=shared)) - flops(dense) == 2 * 16 * 5
 
   def sizes(config):
@@ -176,8 +177,12 @@ def test_no_form_of_hugging_face_has_a_mixture():
     (MoEConfig(4, 5), {}, "moe.num_experts_per_tok=5 must be in 1..4"),
     (MoEConfig(4, 0), {}, "moe.num_experts_per_tok=0 must be in 1..4"),
     (MoEConfig(-1), {}, "moe.num_experts=-1 must be in 0.."),
-    (MoEConfig(4, expert_dim=-8), {}, "moe.expert_dim=-8 must be 0 .mlp_dim. or positive"),
-    (MoEConfig(4, num_shared_experts=-1), {}, "moe.num_shared_experts=-1 must be 0 or positive"),
+    (MoEConfig(4, expert_dim=-8), {}, "moe.expert_dim=-8 must be 0 .mlp_dim. or in 1.."),
+    (MoEConfig(4, num_shared_experts=-1), {}, "moe.num_shared_experts=-1 must be in 0.."),
+    (MoEConfig(num_shared_experts=1), {}, "moe.num_shared_experts=1 must be in 0..0"),
+    (MoEConfig(selection_bias=True), {}, "moe.selection_bias=True must be False without num_exp"),
+    (MoEConfig(4, 1), {}, "moe.norm_topk_prob=True must be False with num_experts_per_tok=1"),
+    (MoEConfig(4), {"mup": MupConfig(64)}, "mup.base_width=64 must be 0 with moe.num_experts"),
     (MoEConfig(4, score="tanh"), {}, "moe.score='tanh' must be one of softmax, sigmoid"),
     (MoEConfig(4, routed_scaling_factor=0.0), {}, "routed_scaling_factor=0.0 must be positive"),
     (MoEConfig(4, first_dense=3), {}, r"moe.first_dense=3 must be in 0..2"),

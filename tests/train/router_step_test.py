@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 
 from configs import moe_tiny
+from resjax.base import NOT_ASKED
 from resjax.models import routing_record
 from resjax.models.model_def import ModelDef
 from resjax.nn import Routing
 from resjax.train import experiment, optim, run_tables
+from resjax.train.runs import restore
 from resjax.train.state import init_state
 from resjax.train.step import make_train_step
-from tests.helpers import layouts
+from tests.helpers import layouts, trained
+from tests.helpers.runs import write_text
 from tests.train import step_test
 
 RATE = 0.125
@@ -85,3 +88,26 @@ def test_the_log_tells_dead_and_overloaded_experts():
   costs = run_tables.model_costs(model, run)
   # Two of four experts in each of two layers.
   assert costs["parameters"] - costs["active_parameters"] == 2 * 2 * 3 * 32 * 16
+
+
+def test_a_run_with_experts_in_some_layers_is_loaded(tmp_path):
+  c = trained.settings(write_text(tmp_path), tmp_path / "run", "standard", steps=1)
+  c.model.moe.update(num_experts=4, expert_dim=16, first_dense=1)
+  trained.run(c)
+  place = str(tmp_path / "run")
+  model = restore.restore_model(experiment.load(place), restore.find(place, "--checkpoint"))
+  assert model.decoder.config.dense_layers == (0,)
+  kernel = model.decoder.layers.moe.up_proj.kernel
+  assert kernel.shape[:2] == (c.model.num_layers - 1, 4)
+
+
+def test_losses_of_routers_weigh_as_much_where_few_targets_are_asked():
+  # So large a factor that the gradient is all but that of the balance loss.
+  _, model, optimizer, step = setup(router_balance_loss=1e5)
+  batch = step_test.batch(model)
+  some = {**batch, "targets": batch["targets"].at[:, 1:].set(NOT_ASKED)}
+  states = (init_state(model, optimizer, seed=0) for _ in range(2))
+  every, few = (
+    float(step(*each)[1]["grad_norm"]) for each in zip(states, (batch, some), strict=True)
+  )
+  assert few == pytest.approx(every, rel=0.02)

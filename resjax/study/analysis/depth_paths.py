@@ -62,11 +62,12 @@ def check_supported(decoder: Decoder) -> None:
       "depth probes of 'attn_res' with weights='static' are not defined: a weight belongs to the "
       "number of a source, which changes where a layer is left out; they are for softmax, sigmoid"
     )
-  if decoder.config.value_mixing != "none":
-    raise ValueError(
-      f"depth probes with config.model.value_mixing={decoder.config.value_mixing!r} are not "
-      "defined: a layer that is left out still hands on its values; they are for 'none'"
-    )
+  for setting in ("value_mixing", "value_residual"):
+    if (value := getattr(decoder.config, setting)) != "none":
+      raise ValueError(
+        f"depth probes with config.model.{setting}={value!r} are not defined: a layer that is left "
+        "out still hands on its values; they are for 'none'"
+      )
   if decoder.config.dense_layers and decoder.config.routed_layers:
     moe = decoder.config.moe
     raise ValueError(

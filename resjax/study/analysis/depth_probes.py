@@ -141,8 +141,11 @@ def probe(
 ) -> DepthProbes:
   """Returns the depth probes of a decoder on a text.
 
-  The number of a layer is an argument of compiled programs, of which there are at most four. States
-  at all depths of one batch are kept twice; a smaller batch needs less memory.
+  The number of a layer is an argument of compiled programs, so that there are few. States at all
+  depths of all batches are kept: fewer tokens need less memory.
+
+  Layers that are removed together are chosen on the tokens that then tell the loss, so that the
+  least one is a little too low; intervals do not cover the choice.
 
   ‖J − I‖² is the mean of ‖(J − I)ᵀ v‖² over vectors v of random signs (Hutchinson), of which one
   reverse pass gives those of all layers; the interval covers the choice of vectors, too.
@@ -189,13 +192,16 @@ def probe(
       found |= {"skipped": skipped, "pruned": pruned, "pruned_layers": tuple(map(int, order))}
   if "permutation" in probes:
     chosen = _pairs(depth, pairs)
-    swapped = np.stack([work.swapped(*pair) for pair in chosen] or [whole.nats][:0])
+    swapped = np.array([work.swapped(*pair) for pair in chosen]).reshape(-1, len(whole.nats))
     ratio = Measured.of(swapped, whole.nats)  # L' / L, whose interval takes both as random
     found |= {"pairs": chosen, "permutation": Measured(np.abs(ratio.mean - 1), ratio.half)}
   if "jacobian" in probes and not depth_paths.has_jacobians(decoder.combinator):
-    missing.append(f"no Jacobians: a layer of {decoder.config.residual.name} reads more than z")
+    name = decoder.config.residual.name
+    missing.append(f"no Jacobians: a layer of {name}, as it is set, reads more than z")
   elif "jacobian" in probes:
     found["jacobian"] = _jacobians(work.products(vectors, seed), whole.seen)
+  if len(missing) == len({*probes}):
+    raise ValueError(f"probes={','.join(probes)!r} leave nothing: {'; '.join(missing)}")
   return DepthProbes(
     model=model,
     corpus=text.name,
@@ -309,6 +315,7 @@ class _Work:
 
     self._traced, self._nats, self._products = traced, nats, products
     self._angles, self._changes = small(_angles), small(_changes)
+    self._everywhere = small(lambda tree: tree)
 
   def whole(self) -> _Whole:
     """Returns what the model as it is does, and keeps its states."""
@@ -385,8 +392,7 @@ class _Work:
 
   def _fetched(self, arrays: Mapping[str, Array | None]) -> dict:
     """Returns arrays of all processes in float64, and masks as they are."""
-    copied = jax.jit(lambda tree: tree, out_shardings=self._layout.everywhere)(dict(arrays))
-    fetched = jax.device_get(copied)
+    fetched = jax.device_get(self._everywhere(dict(arrays)))
     return {
       name: None if a is None else a if a.dtype == bool else np.asarray(a, np.float64)
       for name, a in fetched.items()
@@ -456,6 +462,7 @@ def _angles(states: Array, here: Array) -> Array:
 
 def _changes(new: Array, old: Array, here: Array) -> Array:
   """Returns the sums of ‖u' − u‖ / max(‖u‖, eps) over the tokens of each row [L, B]."""
+  new, old = (x.astype(jnp.float32) for x in (new, old))
   update = old[1:] - old[:-1]
   change = _norm(new[1:] - new[:-1] - update) / jnp.maximum(_norm(update), _EPS)
   return jnp.sum(change * here, axis=-1)

@@ -59,10 +59,10 @@ def parameter_rows(
   """Returns a row for each parameter, in the order of their paths.
 
   `update` is muon, with config.optim.name=muon, for a parameter that is named `kernel` and lies
-  under `layers`: stacked matrices [L, d_in, d_out], except the matrices of `norm_gates`, which are
-  of low rank. It is adam for all others: embeddings, output head, norms, biases, and the
-  combinator. With a `scaling`, parameters of the second kind under `layers` have adam_layers,
-  whose eps is divided by m ℓ.
+  under `layers`: stacked matrices [L, d_in, d_out], or [L, E, d_in, d_out] of E experts, except the
+  matrices of `norm_gates`, which are of low rank. It is adam for all others: embeddings, output
+  head, norms, biases, and the combinator. With a `scaling`, parameters of the second kind under
+  `layers` have adam_layers, whose eps is divided by m ℓ.
 
   `decayed` are the parameters that are named `kernel` or `embedding`, and parameters of the
   combinator that `decayed_combinator_paths` names.

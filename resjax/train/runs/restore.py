@@ -141,12 +141,18 @@ def _check_sizes(run: Run, saved: Saved) -> None:
 
   The record of a run may claim any size; a decoder of that size is not even traced.
   """
-  shapes = parameter_shapes(saved.checkpoint)
-  layers = {shape[0] for path, shape in shapes.items() if path.startswith("layers/") and shape}
+  shapes, config = parameter_shapes(saved.checkpoint), run.decoder
+  stacks = {"mlp": len(config.dense_layers), "moe": len(config.routed_layers)}
+  # How many layers there are, if a part has as many rows as it has in the run.
+  layers = {
+    shape[0] + config.num_layers - stacks.get(path.split("/")[1], config.num_layers)
+    for path, shape in shapes.items()
+    if path.startswith("layers/") and shape
+  }
   widths = {shape[-1] for path, shape in shapes.items() if path == "embed/embedding" and shape}
   for name, value, found in (
-    ("num_layers", run.decoder.num_layers, layers),
-    ("d_model", run.decoder.d_model, widths),
+    ("num_layers", config.num_layers, layers),
+    ("d_model", config.d_model, widths),
   ):
     if found != {value}:
       raise ValueError(

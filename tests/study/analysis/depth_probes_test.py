@@ -295,9 +295,18 @@ def test_weights_of_numbered_sources_are_refused():
   decoder = decoders.shapes(decoders.config("llama", "attn_res", {"weights": "static"}, **SIZES))
   with pytest.raises(ValueError, match="weights='static' are not defined"):
     depth_probes.check(decoder)
-  mixed = decoders.config("llama", value_mixing="depth", **SIZES)
-  with pytest.raises(ValueError, match="value_mixing='depth' are not defined"):
-    depth_probes.check(Decoder(mixed, rngs=nnx.Rngs(0)))
-  some = decoders.config("llama", moe=MoEConfig(2, 1, first_dense=1), **SIZES)
+  for setting, value in (("value_mixing", "depth"), ("value_residual", "learned")):
+    mixed = decoders.config("llama", **{setting: value}, **SIZES)
+    with pytest.raises(ValueError, match=f"{setting}='{value}' are not defined"):
+      depth_probes.check(Decoder(mixed, rngs=nnx.Rngs(0)))
+  some = decoders.config("llama", moe=MoEConfig(2, 2, first_dense=1), **SIZES)
   with pytest.raises(ValueError, match="first_dense=1 and every=1 are not defined"):
     depth_probes.check(decoders.shapes(some))
+
+
+def test_one_layer_has_no_neighbours_and_what_is_never_defined_is_said():
+  config = decoders.config("llama", "standard", **(SIZES | {"num_layers": 1}))
+  found = probe(decoders.drawn(config), text(), model="it", probes=("permutation", "angular"))
+  assert found.pairs == () and found.permutation.mean.shape == (0,)
+  with pytest.raises(ValueError, match="probes='rank' leave nothing: no effective rank"):
+    probe(decoders.drawn(config), text(), model="it", probes=("rank",))
