@@ -17,7 +17,8 @@ class Keel(Standard):
 
   In the first layer α is 1, and its first site has no outer norm: x ← x + f(N(x)). The outer norm
   is an RMS norm whatever the `norm` of the model is. A stream that is L · sites times as heavy as
-  a branch is said to keep gradients alive through all norms, without the scaled branches of `deepnorm`.
+  a branch is said to keep gradients alive through all norms, without the scaled branches of
+  `deepnorm`.
 
   State: x, D values per token. Parameters: L · sites · D, gains one at init; that of the first site
   of the first layer does nothing.
