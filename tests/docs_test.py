@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
 
 def add_texts(root):
   """Adds the texts and the folder of Hugging Face that pages score and train on."""
-  for name in ("text.txt", "text.md", "notes.txt", "wiki.test.raw"):
+  for name in ("text.txt", "text.md", "notes.txt", "wiki.test.raw", "wikitext2_valid.txt"):
     (root / name).write_text("A short text of one line. " * 400)
   write_folder(root / "wikitext-2-raw-v1", make_texts(20))
   (root / "fineweb").mkdir()  # with enough documents for 2 % of them

@@ -24,7 +24,6 @@ from configs import ablations, finetune
 
 ALPHAS = (0.5, 0.9)
 STILL = 1e-6  # of the rate: what is left for all parameters but the gates
-PLAN = {"contrasts": (("gate-lr100", "standard"), ("gate-alone", "standard"))}
 # The plot's horizontal axis, and the setting that each line stands for. Runs without them are
 # horizontal lines.
 CURVES = ("model.residual.attenuation.layers", "model.residual.attenuation.alpha")

@@ -51,7 +51,13 @@ ADDED = {
   "intervene": ("--tokens=128",),
   "inspect": (),
   "inspect --what=depth": ("--tokens=128", "--seq_len=32", "--vectors=2"),
-  "inspect --what=lens": ("--tokens=2048", "--seq_len=64", "--steps=2"),
+  "inspect --what=lens": (
+    "--tokens=2048",
+    "--seq_len=64",
+    "--steps=2",
+    "--layers=0,-1",
+    "--words=16",
+  ),
   "generate": ("--num_tokens=2",),
   "export": (),
   # All that is asked for is in the page's results.json, but for the systems that came later.

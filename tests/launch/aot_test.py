@@ -154,7 +154,7 @@ def test_data_is_the_outer_axis_over_slices(no_tpu, fsdp):
   devices = absent_devices.describe("v5e-256", num_slices=2).devices
   mesh = make_mesh(MeshConfig(data=-1, fsdp=fsdp), devices)
   slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
-  assert slices.shape == (512 // fsdp, fsdp, 1, 1)
+  assert slices.shape == (512 // fsdp, fsdp, 1, 1, 1)
   assert {*slices[: 256 // fsdp].flat} == {0} and {*slices[256 // fsdp :].flat} == {1}
 
 
