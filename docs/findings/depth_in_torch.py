@@ -19,7 +19,7 @@ import transformers
 
 from resjax.base import locations
 from resjax.cli.actions import loading
-from resjax.study.analysis import depth_probes, plots, to_plain
+from resjax.study.analysis import depth_passes, depth_probes, plots, to_plain
 from resjax.study.analysis.report import reading_figures
 
 TOKENS, ROW, ROWS, VECTORS = 256, 64, 4, 2
@@ -154,7 +154,7 @@ class InTorch:
   def jacobians(self) -> np.ndarray:
     """Returns ‖J − I‖ / √D of each layer, from the products with the vectors of resjax."""
     width, depth = self.documents[0][1].shape[-1], len(self.layers)
-    vectors = torch.tensor(depth_probes.signs(VECTORS, 1, width, seed=0)).reshape(VECTORS, width)
+    vectors = torch.tensor(depth_passes.signs(VECTORS, 1, width, seed=0)).reshape(VECTORS, width)
     mean = -vectors[:, None].double().repeat(1, depth, 1)
     for _, start, rest in self.documents:
       states = self.states(start, rest, range(depth))

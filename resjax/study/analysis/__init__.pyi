@@ -1,4 +1,5 @@
 from . import alignment_record as alignment_record
+from . import depth_passes as depth_passes
 from . import depth_positions as depth_positions
 from . import depth_probes as depth_probes
 from . import depth_retrieval as depth_retrieval

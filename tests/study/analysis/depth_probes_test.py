@@ -14,8 +14,9 @@ from resjax.combinators import TokenContext
 from resjax.models import Decoder, MoEConfig
 from resjax.models.decode_cache import TokensInRows
 from resjax.nn.rope import Rotation
-from resjax.study.analysis import depth_paths, depth_probes
-from resjax.study.analysis.depth_probes import effective_rank, probe, signs
+from resjax.study.analysis import depth_passes, depth_paths, depth_probes
+from resjax.study.analysis.depth_passes import signs
+from resjax.study.analysis.depth_probes import effective_rank, probe
 from tests.helpers import decoders
 from tests.study.analysis.interventions_test import SIZES, text
 
@@ -243,10 +244,15 @@ def test_effective_ranks_are_those_of_products_of_a_models_matrices():
   fresh = changed("hyper_connections", {}, fresh=True)
   found = probe(fresh, text(), model="it", probes=("rank",))
   np.testing.assert_allclose(found.effective_rank.mean, 2, rtol=1e-6)
-  # Static matrices of two streams [[1, a], [0, 1]], at every site: their product has n a.
-  fresh.combinator.alpha[...] = jnp.asarray(fresh.combinator.alpha[...]).at[:, :, 0, 2].set(0.5)
+  # Static weights of two streams at every site, from each stream to each: they do not commute.
+  alpha = jnp.asarray(fresh.combinator.alpha[...])
+  weights = np.random.default_rng(0).uniform(0.2, 2, (LAYERS, 2, 2, 2)).astype(np.float32)
+  fresh.combinator.alpha[...] = alpha.at[..., 1:].set(weights)
   found = probe(fresh, text(), model="it", probes=("rank",))
-  want = [effective_rank(np.array([[1, n * 0.5], [0, 1]])) for n in (2, 4, 6)]
+  product, want = np.eye(2), []
+  for layer in weights:
+    product = product @ layer[0] @ layer[1]
+    want.append(effective_rank(product))
   np.testing.assert_allclose(found.effective_rank.mean, want, rtol=1e-5)
 
 
@@ -267,7 +273,7 @@ def test_every_system_is_probed_or_refused_by_its_name():
 
     def run(state, order, keep, graphdef=graphdef):
       model = nnx.merge(graphdef, state)
-      traced = depth_probes._traced(depth_paths.rearranged(model, order, keep), batch)
+      traced = depth_passes.traced(depth_paths.rearranged(model, order, keep), batch)
       return traced[0], model.combinator.init(traced[0][0, 0], TokenContext())
 
     states, start = jax.eval_shape(run, state, *places)
