@@ -80,7 +80,10 @@ def test_the_order_of_designs_is_told_by_pairs_that_are_reversed_for_sure():
   turned = depth.order(shallow, values(a=2.1, b=2.0, c=2.2))
   assert (turned["order"], turned["order.pairs"]) == ("confirmed", "`a` and `b`")
   assert turned["order.counts"] == "1 of 3 pairs of means, 1 for sure"
-  unsure = depth.order(shallow, values(a=2.0001, b=2.0, c=2.2))
+  small = depth.order(shallow, values(a=2.0001, b=2.0, c=2.2))  # within the margin of 0.005
+  assert (small["order"], small["order.counts"]) == ("refuted", "1 of 3 pairs of means, 0 for sure")
+  noisy = values(a=2.01, b=2.0, c=2.2) | {"a": dict(enumerate((2.0, 2.1, 1.9, 2.1, 2.1)))}
+  unsure = depth.order(shallow, noisy)
   assert (unsure["order"], unsure["order.pairs"]) == ("undecided", "none")
   one = depth.order(*({a: {0: v[0]} for a, v in x.items()} for x in (shallow, values(b=1, a=2))))
   assert one["order"] == "undecided"
@@ -115,6 +118,8 @@ def test_sweeps_of_depth_become_tables_and_verdicts(tmp_path):
   found = depth.numbers(tmp_path)
   assert (found["deep"], found["lns"], found["order"]) == ("confirmed", "refuted", "confirmed")
   assert found["order.pairs"] == "`standard` and `mhc`, `hyper_connections` and `mhc`"
+  write_sweep(tmp_path, lns_rate, "24,0.004", {"standard": 0.9, "standard-x5": 0.5})
+  assert depth.numbers(tmp_path)["lns"] == "undecided"  # the rate helps everybody
   assert "| `keel` | 0.012 | 0.008 |" in found["rates"]
   (row,) = re.findall(r"^\| `mhc` \| (2\.4\S*) .* \| (2\.7\S*) .* \|$", found["losses"], re.M)
   assert [float(mean) for mean in row] == pytest.approx([2.4, 2.7], abs=0.002)

@@ -21,7 +21,8 @@ in one shape would favour it in that one. Tuning has 100 steps and a seed of its
 
 Planned before the runs, at a margin of 0.25 %, with the verdicts of docs/findings/depth.py:
   1. Does the order of designs change with depth? Yes if two designs stand in one order at 6 layers
-     and in the other at 48, both for sure (Holm over all pairs); no if no two means are reversed.
+     and in the other at 48, both for sure (Holm over all pairs); no if each pair of means that is
+     reversed is within the margin in one of the two shapes for sure.
   2. Does LNS need its five-fold rate? configs/ablations/lns_rate.py.
   3. Is `hyper_connections` ahead of `mhc` when deep? By their contrast at 48 layers.
 A sweep ends when all arms have all five seeds; nothing is left out but what diverged.

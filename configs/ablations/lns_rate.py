@@ -6,8 +6,7 @@ The argument is a shape of configs/ablations/depthbench_1m.py and the rate that 
   resjax sweep --config=ablations/lns_rate:24,0.004
 
 Planned before the runs: yes if `lns` is better at five times the rate than at the rate of
-`standard`; no if it is worse or equal. That five times the rate does not help `standard` as well is
-the other contrast.
+`standard`, and `standard` is not; no if `lns` is worse or equal.
 
 Hardware: 2 CPU cores, 1 GB of memory. Time: 20 runs of two minutes of CPU time each.
 Expect: docs/findings/depth.md.

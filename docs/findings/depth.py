@@ -13,10 +13,11 @@ import pathlib
 import shutil
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
+from configs.ablations import depthbench_1m
 from docs.findings import statements, words
 from docs.findings.one_parent import Values, by_arm
 from resjax.study.analysis import plots
@@ -57,7 +58,9 @@ def numbers(folder: pathlib.Path = FOLDER) -> dict[str, str]:
   if {SHALLOW, DEEP} <= {*ours}:
     found |= order(ours[SHALLOW], ours[DEEP])
   for sweep in folder.glob(f"{RATES}{LNS_LAYERS}*/"):
-    found["lns"] = verdict(statements.of_sweep(sweep)["lns-x5-lns.verdict"])
+    gains = statements.of_sweep(sweep)
+    is_common = verdict(gains["standard-x5.verdict"]) == CONFIRMED
+    found["lns"] = UNDECIDED if is_common else verdict(gains["lns-x5-lns.verdict"])
   return found
 
 
@@ -82,20 +85,31 @@ def order(shallow: Values, deep: Values) -> dict[str, str]:
 
   Two arms are reversed if the first is ahead in one shape and the second in the other: p is the
   larger one of the two paired tests, 1 where the means have one sign, after Holm over all pairs.
+  That no order changes is found if each pair of means that is reversed differs by less than the
+  margin in one of the shapes for sure: p is twice the smaller one of the two tests of equality.
   """
   pairs = [Contrast(*pair) for pair in itertools.combinations([a for a in shallow if a in deep], 2)]
-  both = list(zip(compare(shallow, pairs), compare(deep, pairs), strict=True))
+  shapes = [compare(values, pairs, _margins(values, pairs)) for values in (shallow, deep)]
+  both = list(zip(*shapes, strict=True))
   turned = [a.mean * b.mean < 0 for a, b in both]
+  equality = [[1.0 if x.equality_p is None else x.equality_p for x in found] for found in both]
+  small = [2 * min(found) < 0.05 for found in equality]
   p = [max(a.p or 0, b.p or 0) if turn else 1.0 for (a, b), turn in zip(both, turned, strict=True)]
   known = all(one.p is not None for found in both for one in found)
   sure = [pair for pair, adjusted in zip(pairs, holm(p), strict=True) if known and adjusted < 0.05]
-  found = CONFIRMED if sure else UNDECIDED if any(turned) else REFUTED
+  none = all(equal or not turn for equal, turn in zip(small, turned, strict=True))
+  found = CONFIRMED if sure else REFUTED if none else UNDECIDED
   shown = ", ".join(f"`{pair.arm}` and `{pair.reference}`" for pair in sure)
   return {
     "order": found,
     "order.pairs": shown or "none",
     "order.counts": f"{sum(turned)} of {len(pairs)} pairs of means, {len(sure)} for sure",
   }
+
+
+def _margins(values: Values, pairs: Sequence[Contrast]) -> dict[Contrast, float]:
+  share = depthbench_1m.PLAN["margin"]
+  return {pair: share * statistics.fmean(values[pair.reference].values()) for pair in pairs}
 
 
 def panel(axes: Axes, ours: Mapping[int, Values], styles: Mapping[str, Mapping[str, str]]) -> None:
