@@ -86,7 +86,9 @@ def tune(sweep: Sweep, arms: Sequence[str], console: Console | None) -> list[Swe
       return missing
     failed |= sweep_runs.run_all(missing, console).keys()
   found = {arm: dict(state.values) for arm, state in states.items()}
-  sweep.plan = dataclasses.replace(sweep.plan, tuned={**sweep.plan.tuned, **found})
+  # Another process may have tuned other arms of the sweep meanwhile.
+  stored = plans.read(sweep.folder) or sweep.plan
+  sweep.plan = dataclasses.replace(stored, tuned={**stored.tuned, **found})
   plans.write(sweep.folder, sweep.plan)
   return []
 

@@ -1,9 +1,12 @@
 """Tuning against arms whose best learning rate is known."""
 
+import dataclasses
 import math
 
 import pytest
 
+from resjax.cli.commands import sweep_runs, sweep_tuning
+from resjax.study.sweeps import plan as plans
 from resjax.study.sweeps import tuning
 from resjax.study.sweeps.plan import Tuning
 from tests.study.sweeps import made
@@ -89,3 +92,20 @@ def test_equal_scores_leave_the_setting_as_it_is():
 def test_a_setting_without_a_number_is_named(setting, shown):
   with pytest.raises(ValueError, match=f"{setting} of arm 'gate' is {shown}: no number"):
     _tune(_bowl(1.0), {setting: GRID})
+
+
+def test_arms_that_another_process_tuned_meanwhile_are_kept(tmp_path, monkeypatch):
+  tuning_asked = {"settings": {RATE: (0.5, 1, 2)}, "steps": 2, "seed": 9}
+  plan = plans.settle(tmp_path, made.plan(tuning=tuning_asked), begun=False)
+  other = {"gate": {RATE: 0.25}}
+
+  def elsewhere(runs):
+    plans.write(tmp_path, dataclasses.replace(plan, tuned=other))
+    return {}
+
+  monkeypatch.setattr(sweep_runs, "check", elsewhere)
+  state = tuning.State({RATE: 0.5}, (), {})
+  monkeypatch.setattr(tuning, "state", lambda *given: state)
+  sweep = sweep_tuning.Sweep(made.config(tmp_path), "file", made.ARMS, None, plan)
+  assert sweep_tuning.tune(sweep, ["standard"], None) == []
+  assert plans.read(tmp_path).tuned == sweep.plan.tuned == other | {"standard": {RATE: 0.5}}
