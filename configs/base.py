@@ -295,6 +295,9 @@ def train() -> dict:
     "sample_tokens": 64,  # tokens of a text that is sampled at the end, up to a row; 0: none
     "tensorboard": False,  # needs the extra `tensorboard`
     "wandb_project": "",  # if given, log there too; needs the extra `wandb`
+    # The name of the job for ml-goodput-measurement, whose recorder tells Cloud Logging when
+    # steps, batches, evaluations and saves begin; "": none. Needs the extra `goodput`.
+    "goodput_job": "",
   }
 
 

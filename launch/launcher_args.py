@@ -61,6 +61,16 @@ def check_google_name(name: str) -> None:
     raise ValueError(f"--name={name} must be up to 40 of a-z, 0-9 and -, first a letter")
 
 
+def check_reservation(name: str) -> None:
+  """Raises ValueError if no reservation of Google Cloud has this name, which may have a project."""
+  project = r"(projects/[a-z][-a-z0-9:.]*/reservations/)?"
+  if not re.fullmatch(project + r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
+    raise ValueError(
+      f"--reservation={name} is no name of a reservation; give NAME, or of another project "
+      "projects/PROJECT/reservations/NAME"
+    )
+
+
 def same_again(module: str) -> str:
   """Returns the command line that runs this process again, with `***` in place of secrets."""
   return shlex.join(["resjax", module.removeprefix("launch."), *redaction.words(sys.argv[1:])])

@@ -32,6 +32,7 @@ _GPU = flags.DEFINE_string("gpu", "", "GPU by its name in GKE, such as nvidia-h1
 _NUM_NODES = flags.DEFINE_integer("num_nodes", 1, "Number of GPU nodes.", lower_bound=1)
 _GPUS = flags.DEFINE_integer("gpus_per_node", 8, "Number of GPUs of a node.", lower_bound=1)
 _SPOT = flags.DEFINE_bool("spot", False, "Run on Spot VMs.")
+_RESERVATION = flags.DEFINE_string("reservation", "", "Run on nodes of this reservation.")
 _QUEUE = flags.DEFINE_string("queue", "", "Name of a LocalQueue of Kueue.")
 _ACCOUNT = flags.DEFINE_string("service_account", "", "Kubernetes account with access to gs://.")
 _CLAIM = flags.DEFINE_multi_string("claim", [], "CLAIM=/PATH: volume claim that pods mount.")
@@ -98,6 +99,10 @@ def _cluster() -> list[str]:
 
 def _job(command: list[str]) -> GkeJob:
   launcher_args.require_command(command)
+  if _RESERVATION.value:
+    launcher_args.check_reservation(_RESERVATION.value)
+    if _SPOT.value:
+      raise ValueError("Spot VMs come from no reservation; leave out --spot or --reservation")
   claims = _claims()
   otherwise = "mount a volume that all pods share, --claim=CLAIM=/PATH, and put it there"
   launcher_args.require_shared_workdir(command, list(claims.values()), otherwise)
@@ -111,6 +116,7 @@ def _job(command: list[str]) -> GkeJob:
     command=tuple(command),
     environment=launcher_args.environment(_ENV.value),
     spot=_SPOT.value,
+    reservation=_RESERVATION.value,
     queue=_QUEUE.value,
     service_account=_ACCOUNT.value,
     claims=claims,

@@ -89,6 +89,7 @@ def xpk_run(job: GkeJob, cluster: Sequence[str]) -> list[Step]:
     f"--num-slices={job.nodes.num_slices}",
     f"--docker-image={job.image}",
     *(("--spot",) if job.spot else ()),
+    *((f"--reservation={job.reservation}",) if job.reservation else ()),
     *(f"--env={key}={value}" for key, value in given.items()),
     # xpk sends SIGTERM to the shell that runs this; without exec it would end there.
     f"--command=exec bash -c {one_line(supervised(job.command) + EXIT)}",

@@ -52,6 +52,7 @@ class GkeJob:
     command: the command that each pod runs.
     environment: variables that are added to the environment of each pod.
     spot: whether the nodes are Spot VMs.
+    reservation: the reservation that the nodes are of; empty: any nodes.
     queue: the LocalQueue of Kueue; empty for none.
     service_account: the Kubernetes account of the pods; empty for the default one.
     claims: the mount path of each PersistentVolumeClaim.
@@ -66,6 +67,7 @@ class GkeJob:
   command: tuple[str, ...]
   environment: Mapping[str, str]
   spot: bool
+  reservation: str
   queue: str
   service_account: str
   claims: Mapping[str, str]
@@ -124,6 +126,12 @@ def _job(hosts: int, pod: dict[str, Any]) -> dict[str, Any]:
 def _pod(job: GkeJob) -> dict[str, Any]:
   selector, resource, count = _accelerators(job.nodes)
   tolerations = []
+  if job.reservation:
+    *_, name = project = job.reservation.split("/")
+    label = "cloud.google.com/reservation"
+    selector |= {f"{label}-name": name, f"{label}-affinity": "specific"}
+    if project != [name]:
+      selector[f"{label}-project"] = project[1]
   if job.spot:
     spot = "cloud.google.com/gke-spot"
     selector[spot] = "true"

@@ -12,6 +12,7 @@ stop and delete. --dry_run prints the commands instead of running them.
 
 import functools
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,10 @@ _ZONE = flags.DEFINE_string("zone", "", "Zone of the TPUs, for example us-west4-
 _PROJECT = flags.DEFINE_string("project", "", "Google Cloud project; default: that of gcloud.")
 _TOPOLOGY = flags.DEFINE_string("topology", "", "TPU slice, such as v5litepod-16 or v5e:4x4.")
 _NUM_SLICES = flags.DEFINE_integer("num_slices", 1, "Slices that train together.", lower_bound=1)
-_TIER = flags.DEFINE_enum("tier", "on_demand", ["on_demand", "spot", "reserved"], "Pricing.")
+_TIER = flags.DEFINE_enum("tier", "", ["", *commands.TIERS], "Pricing; default: on_demand.")
+_RESERVATION = flags.DEFINE_string("reservation", "", "Reservation to take the slices from.")
+_RUN_TIME = flags.DEFINE_string("max_run_duration", "", "Delete the hosts after it: 24h, 7d.")
+_WAITS = flags.DEFINE_string("valid_until_duration", "", "Leave the queue after it: 48h.")
 _RUNTIME = flags.DEFINE_string("runtime_version", "", "TPU software; default: by kind of TPU.")
 _ACCOUNT = flags.DEFINE_string("service_account", "", "Account of the VMs; default: the project's.")
 _NETWORK = flags.DEFINE_string("network", "default", "Network of the VMs.")
@@ -110,12 +114,41 @@ def _request() -> commands.Request:
   return commands.Request(
     tpu=tpu,
     num_slices=_NUM_SLICES.value,
-    tier=_TIER.value,
+    tier=_tier(),
+    reservation=_RESERVATION.value,
+    run_time=_RUN_TIME.value,
+    waits=_WAITS.value,
     runtime=_RUNTIME.value or tpu.generation.runtime,
     service_account=_ACCOUNT.value,
     network=_NETWORK.value,
     subnetwork=_SUBNETWORK.value,
   )
+
+
+def _tier() -> str:
+  """Returns the tier of the request, which what goes with it may tell.
+
+  Raises:
+    ValueError: the flags of the request do not go together, or one is malformed.
+  """
+  for flag in (_RUN_TIME, _WAITS):
+    if not re.fullmatch(r"(\d+[dhms])*", flag.value):
+      raise ValueError(f"--{flag.name}={flag.value} is no duration; give one such as 24h or 7d12h")
+  named = _RESERVATION.value
+  tier = _TIER.value or ("reserved" if named else "on_demand")
+  if named:
+    launcher_args.check_reservation(named)
+  if named and tier not in ("reserved", "calendar"):
+    raise ValueError(f"--tier={tier} takes no reservation; leave out --reservation or --tier")
+  if tier == "calendar" and not named:
+    raise ValueError(
+      "--tier=calendar is a reservation in calendar mode: name it, --reservation=NAME"
+    )
+  if tier == "flex_start" and not _RUN_TIME.value:
+    raise ValueError(
+      "--tier=flex_start lends TPUs for a time: say how long, --max_run_duration=24h"
+    )
+  return tier
 
 
 def _create() -> list[Step]:

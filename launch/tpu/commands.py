@@ -11,6 +11,14 @@ from launch.tpu.code import NOT_SENT, Code
 from resjax.base.hardware import TpuSlice
 
 _GROUP = ("gcloud", "compute", "tpus", "queued-resources")
+# What a request of each tier says; https://docs.cloud.google.com/tpu/docs/consumption-options.
+TIERS = {
+  "on_demand": (),
+  "spot": ("--spot",),
+  "reserved": ("--reserved",),
+  "calendar": ("--provisioning-model=reservation-bound",),
+  "flex_start": ("--provisioning-model=flex-start",),
+}
 ENDED = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
 _SCOPES = "https://www.googleapis.com/auth/cloud-platform"
 
@@ -45,7 +53,10 @@ class Request:
   Attributes:
     tpu: the slice.
     num_slices: how many such slices.
-    tier: spot, on_demand or reserved.
+    tier: one of `TIERS`.
+    reservation: the reservation that it comes from; empty: any that matches.
+    run_time: after which the hosts are deleted, such as 24h; empty: never.
+    waits: how long the request stays in the queue, such as 48h; empty: for ever.
     runtime: the software version of the VMs.
     service_account: the account of the VMs; empty for the project's default.
     network: the network of the VMs.
@@ -55,6 +66,9 @@ class Request:
   tpu: TpuSlice
   num_slices: int
   tier: str
+  reservation: str
+  run_time: str
+  waits: str
   runtime: str
   service_account: str
   network: str
@@ -163,15 +177,21 @@ def _address(resource: Resource) -> tuple[str, ...]:
 
 
 def _request(resource: Resource, request: Request) -> tuple[str, ...]:
-  tier = {"spot": ("--spot",), "on_demand": (), "reserved": ("--reserved",)}[request.tier]
+  named = (f"--reservation={request.reservation}",) if request.reservation else ()
+  lasts = (f"--max-run-duration={request.run_time}",) if request.run_time else ()
+  tier = () if named and request.tier == "reserved" else TIERS[request.tier]
+  # `gcloud compute tpus` without `alpha` knows no names of reservations, models or times to run.
+  gcloud, *group = _GROUP
+  alpha = ("alpha",) if named or lasts or request.tier == "flex_start" else ()
   single = (f"--node-id={resource.name}",)
   several = (f"--node-count={request.num_slices}", f"--node-prefix={resource.name}")
   return (
-    *(*_GROUP, "create", resource.name, *resource.where),
+    *(gcloud, *alpha, *group, "create", resource.name, *resource.where),
     *_slice(request.tpu),
     f"--runtime-version={request.runtime}",
     *(single if request.num_slices == 1 else several),
-    *tier,
+    *(*named, *tier, *lasts),
+    *((f"--valid-until-duration={request.waits}",) if request.waits else ()),
     f"--network={request.network}",
     *((f"--subnetwork={request.subnetwork}",) if request.subnetwork else ()),
     *(("--internal-ips",) if resource.internal_ip else ()),

@@ -4,6 +4,7 @@ The base install runs combinators and decoders alone. Any other module of resjax
 there fails with one line: the module, the package, and what to install.
 """
 
+import importlib
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
@@ -17,6 +18,25 @@ def missing(what: str, package: str) -> str:
   """Returns the message that a module or command needs a package, and how to install it."""
   extra = _OF_OTHER_EXTRAS.get(package, "train")
   return f"{what} needs {package}, which is not installed; pip install 'resjax[{extra}]'"
+
+
+def chosen(package: str, extra: str, setting: str) -> ModuleType:
+  """Returns the package that a setting asks for.
+
+  Args:
+    package: the name of its module.
+    extra: the extra of resjax that has the package.
+    setting: the setting, for the message.
+
+  Raises:
+    ValueError: the package is not installed.
+  """
+  try:
+    return importlib.import_module(package)
+  except ModuleNotFoundError as error:
+    if error.name != package:
+      raise
+    raise ValueError(f"{setting} needs {package}: pip install 'resjax[{extra}]'") from None
 
 
 class Finder:

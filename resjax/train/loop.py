@@ -84,7 +84,11 @@ def look(run: Run) -> tuple[Mapping[str, Any], Parent | None]:
   folder = workdir.place(run.workdir)
   if jax.process_index() == 0:
     workdir.check(folder, run)
-    metrics_log.check_sinks(tensorboard=run.train.tensorboard, wandb=run.train.wandb_project)
+    metrics_log.check_sinks(
+      tensorboard=run.train.tensorboard,
+      wandb=run.train.wandb_project,
+      goodput=run.train.goodput_job,
+    )
   origin = find_origin(run, folder)
   if origin is not None:
     init_from.check(origin, run)

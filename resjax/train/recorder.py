@@ -1,13 +1,15 @@
 """Records and shows the metrics of a run while it goes on."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
 
 import jax
 import numpy as np
 
 from resjax.base.records import (
   METRICS_FILE,
+  GoodputLibrary,
   Ledger,
   MetricLogger,
   Progress,
@@ -72,7 +74,7 @@ class Recorder:
       config=run.resolved,
       enabled=first,
     )
-    self._progress = progress
+    self._progress, self._open = progress, ExitStack()
     self.throughput, self._step_time = metrics.Throughput(), StepTime(ledger)
     self._pending: tuple[int, Metrics] | None = None
     peak = metrics.peak_flops(devices.flat[0].device_kind, run.decoder.dtype)
@@ -80,13 +82,18 @@ class Recorder:
     self._flops = training_flops_per_token(run.decoder, program.model.combinator, run.data.seq_len)
 
   def __enter__(self) -> "Recorder":
-    self._logger.__enter__()
-    self._progress.__enter__()
+    with ExitStack() as opened:
+      opened.enter_context(self._logger)
+      if (job := self._run.train.goodput_job) and jax.process_index() == 0:
+        so_far = sum(self._ledger.phases().values())
+        library = opened.enter_context(GoodputLibrary(job, self._start, so_far))
+        self._ledger.follow(library.phase)
+      opened.enter_context(self._progress)
+      self._open = opened.pop_all()
     return self
 
-  def __exit__(self, *exc: object) -> None:
-    self._progress.__exit__(*exc)
-    self._logger.__exit__(*exc)
+  def __exit__(self, *exc: Any) -> None:
+    self._open.__exit__(*exc)
 
   def step(self, step: int, values: Metrics) -> None:
     """Takes the metrics of a step that may still run; waits for and records the previous step's."""

@@ -82,6 +82,26 @@ def test_tpu_slices(cluster):
   assert environment == {"PYTHONUNBUFFERED": "1", "JAX_COORDINATOR_PORT": "8476", "A": "b"}
 
 
+def test_nodes_of_a_reservation(cluster):
+  label = "cloud.google.com/reservation"
+  own = {f"{label}-name": "r1", f"{label}-affinity": "specific"}
+  selector = pod_of(manifest(cluster, *TPUS, "--reservation=r1", *TRAIN, WORKDIR))["nodeSelector"]
+  assert {key: value for key, value in selector.items() if key.startswith(label)} == own
+  cluster.state.unlink()
+  shared = "--reservation=projects/p/reservations/r1"
+  code, output = launch(cluster, "run", NAME, *TPUS, shared, *TRAIN, WORKDIR)
+  selector = pod_of(yaml.safe_load(cluster.matching("apply")[1].stdin))["nodeSelector"]
+  assert code == 0 and own | {f"{label}-project": "p"} == {
+    key: value for key, value in selector.items() if key.startswith(label)
+  }
+  for flags, message in (
+    ([shared, "--spot"], "Spot VMs come from no reservation"),
+    (["--reservation=R1"], "--reservation=R1 is no name of a reservation"),
+  ):
+    code, output = launch(cluster, "run", "--name=run2", *TPUS, *flags, *TRAIN, WORKDIR)
+    assert code == 1 and message in output.splitlines()[-1]
+
+
 def test_gpu_nodes_find_each_other(cluster):
   found = manifest(cluster, *GPUS, *TRAIN, WORKDIR)
   job = job_of(found)

@@ -50,6 +50,53 @@ def test_create_of_several_slices(cloud):
   ]
 
 
+@pytest.mark.parametrize(
+  "given, group, asked",
+  [
+    (["--reservation=r1"], "alpha compute", ["--reservation=r1"]),
+    (
+      ["--tier=calendar", "--reservation=projects/p/reservations/r1"],
+      "alpha compute",
+      ["--reservation=projects/p/reservations/r1", "--provisioning-model=reservation-bound"],
+    ),
+    (
+      ["--tier=flex_start", "--max_run_duration=7d"],
+      "alpha compute",
+      ["--provisioning-model=flex-start", "--max-run-duration=7d"],
+    ),
+    (
+      ["--tier=spot", "--valid_until_duration=1d12h"],
+      "compute",
+      ["--spot", "--valid-until-duration=1d12h"],
+    ),
+  ],
+)
+def test_what_slices_are_requested_of(cloud, given, group, asked):
+  code, output = launch(cloud, "create", *NAME, *SLICE, "--num_slices=2", *given)
+  assert code == 0, output
+  (request,) = [call.argv for call in cloud.matching("queued-resources create")]
+  assert request[: request.index("tpus")] == ["gcloud", *group.split()]
+  at = request.index("--node-prefix=run1") + 1
+  assert request[at : request.index("--network=default")] == asked
+
+
+@pytest.mark.parametrize(
+  "given, message",
+  [
+    (["--tier=spot", "--reservation=r1"], "--tier=spot takes no reservation"),
+    (["--tier=calendar"], "name it, --reservation=NAME"),
+    (["--tier=flex_start"], "say how long, --max_run_duration=24h"),
+    (["--tier=flex_start", "--max_run_duration=1 day"], "--max_run_duration=1 day is no duration"),
+    (["--valid_until_duration=48"], "--valid_until_duration=48 is no duration"),
+    (["--reservation=projects/p/r1"], "give NAME, or of another project projects/PROJECT/"),
+    (["--tier=reservation"], "on_demand"),
+  ],
+)
+def test_requests_that_nobody_would_grant(cloud, given, message):
+  code, output = launch(cloud, "create", *NAME, *SLICE, *given)
+  assert code == 1 and message in output.splitlines()[-1] and not cloud.calls
+
+
 def test_create_of_a_shape_that_is_not_the_default_of_its_type(cloud):
   assert launch(cloud, "create", *NAME, "--topology=v5p:4x8x16")[0] == 0
   assert cloud.calls[1].argv[7:9] == ["--type=v5p", "--topology=4x8x16"]

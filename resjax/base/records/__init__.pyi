@@ -1,5 +1,6 @@
 from . import metrics_log as metrics_log
 from . import time_ledger as time_ledger
+from .goodput_library import GoodputLibrary as GoodputLibrary
 from .metrics_log import METRICS_FILE as METRICS_FILE
 from .metrics_log import MetricLogger as MetricLogger
 from .metrics_log import read_metrics as read_metrics

@@ -1,20 +1,18 @@
 """The metrics of a run in `metrics.jsonl`, and also in TensorBoard and Weights & Biases."""
 
-import importlib
 import json
 import math
 import os
 import tempfile
 import uuid
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
-from resjax.base import locations, typed_json
+from resjax.base import extras, locations, typed_json
 from resjax.base.locations import Location
-from resjax.base.records import line_file
+from resjax.base.records import goodput_library, line_file
 from resjax.base.records.line_file import LocalLines, RemoteLines
 
 METRICS_FILE = "metrics.jsonl"
@@ -137,7 +135,7 @@ class TensorBoardSink:
   """Event files of TensorBoard, which have the numbers of the records; tensorboardX writes them."""
 
   def __init__(self, folder: Location, resume_step: int | None):
-    module = _optional("tensorboardX", "tensorboard", "config.train.tensorboard")
+    module = extras.chosen("tensorboardX", "tensorboard", "config.train.tensorboard")
     # From this step on TensorBoard hides what an earlier process wrote.
     purge = 0 if resume_step is None else resume_step + 1
     # File names have the time in seconds; the suffix tells processes of the same second apart.
@@ -165,7 +163,7 @@ class WandbSink:
   def __init__(
     self, folder: Location, resume_step: int | None, project: str, config: Mapping[str, Any]
   ):
-    module = _optional("wandb", "wandb", "config.train.wandb_project")
+    module = extras.chosen("wandb", "wandb", "config.train.wandb_project")
     path = folder / "wandb_id"
     if resume_step is None or not path.exists():
       path.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
@@ -188,16 +186,18 @@ class WandbSink:
     self._run.finish()
 
 
-def check_sinks(*, tensorboard: bool, wandb: str) -> None:
-  """Checks that the packages of the chosen sinks are installed, see `MetricLogger`.
+def check_sinks(*, tensorboard: bool, wandb: str, goodput: str) -> None:
+  """Checks that the packages of what is chosen are installed, see `MetricLogger`.
 
   Raises:
     ValueError: one is not.
   """
   if tensorboard:
-    _optional("tensorboardX", "tensorboard", "config.train.tensorboard")
+    extras.chosen("tensorboardX", "tensorboard", "config.train.tensorboard")
   if wandb:
-    _optional("wandb", "wandb", "config.train.wandb_project")
+    extras.chosen("wandb", "wandb", "config.train.wandb_project")
+  if goodput:
+    goodput_library.recorder_class()
 
 
 def _opened(path: Location, resume_step: int | None) -> LocalLines | RemoteLines:
@@ -256,12 +256,3 @@ def _scalar(name: str, value: Any) -> Scalar:
     raise ValueError(f"metric {name!r} must be a scalar, not {type(value).__name__} {array.shape}")
   item = array.item()
   return None if isinstance(item, float) and not math.isfinite(item) else item
-
-
-def _optional(module: str, extra: str, setting: str) -> ModuleType:
-  try:
-    return importlib.import_module(module)
-  except ModuleNotFoundError as error:
-    if error.name != module:
-      raise
-    raise ValueError(f"{setting} needs {module}: pip install 'resjax[{extra}]'") from None

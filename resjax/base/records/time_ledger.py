@@ -56,7 +56,7 @@ class Ledger:
   ):
     self._earlier: dict[str, float] = {}
     self._opening: list[Callable[[], float]] = []
-    self._on_phase, self._clock, self._wall = on_phase, clock, wall
+    self._followers, self._clock, self._wall = [on_phase], clock, wall
     self._phases = dict.fromkeys((*PHASES, "other"), 0.0)
     self._stack = ["other"]
     self._since = clock()
@@ -72,13 +72,17 @@ class Ledger:
       raise ValueError(f"phase {name!r} is not known; allowed: {', '.join(PHASES)}")
     self._charge()
     self._stack.append(name)
-    self._on_phase(name)
+    self._tell()
     try:
       yield
     finally:
       self._charge()
       self._stack.pop()
-      self._on_phase(self._stack[-1])
+      self._tell()
+
+  def follow(self, on_phase: Callable[[str], None]) -> None:
+    """Takes what is called with the name of the phase at each change from now on, too."""
+    self._followers.append(on_phase)
 
   def resume(self, earlier: Mapping[str, float]) -> None:
     """Takes the account of earlier processes of the run, as `carried` returns it."""
@@ -128,6 +132,10 @@ class Ledger:
     for meaning, seconds, share in account:
       table.add_row(meaning, f"{seconds:,.1f}", f"{share:.1%}")
     return table
+
+  def _tell(self) -> None:
+    for follower in self._followers:
+      follower(self._stack[-1])
 
   def _charge(self) -> None:
     now = self._clock()

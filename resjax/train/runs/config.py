@@ -37,6 +37,7 @@ class TrainConfig:
   tensorboard: bool
   wandb_project: str
   # Records of earlier runs have no such settings.
+  goodput_job: str = ""
   compiler_options: str = "auto"
   hf_ignore: tuple[str, ...] = ()
   router_balance_loss: float = 0.01

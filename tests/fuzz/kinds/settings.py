@@ -24,7 +24,16 @@ _VALUES = (
 _LARGE = 64  # a real run takes no larger values, since what is asked for must fit a test
 
 # Strings that may be anything: folders, sources, names.
-_FREE = ("workdir", "root", "source", "field", "folder", "init_from", "wandb_project")
+_FREE = (
+  "workdir",
+  "root",
+  "source",
+  "field",
+  "folder",
+  "init_from",
+  "wandb_project",
+  "goodput_job",
+)
 # Options of combinators and of sets of rules that the small run does not have.
 _UNUSED = re.compile(r"config\.(model\.residual\.\w+\.|sharding\.(?!name|fsdp_tp))")
 _MAY_BE_NEGATIVE = ("config.seed", "config.init_seed", "config.data.order_seed", "config.mesh.")
