@@ -4,15 +4,19 @@ import dataclasses
 import json
 import re
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from configs.ablations import depthbench_1m, lns_rate
 from docs import recompute
 from docs.comparisons import compiled_shapes
-from docs.findings import depth, statements
+from docs.findings import depth, statements, swept_models
 from docs.systems import public
+from resjax.study.analysis import report
+from resjax.study.analysis.stream_factors import StreamFactors
 from resjax.study.sweeps import comparison, expand, plan, results, table
+from tests.helpers.alignments import SITES, alignment, shift_at
 
 PAGE = "The arm is <!--a.mean-->0.1<!--/--> above.\n\n<!--a.table-->\nold\n<!--/-->\n"
 
@@ -123,6 +127,42 @@ def test_sweeps_of_depth_become_tables_and_verdicts(tmp_path):
   assert "| `keel` | 0.012 | 0.008 |" in found["rates"]
   (row,) = re.findall(r"^\| `mhc` \| (2\.4\S*) .* \| (2\.7\S*) .* \|$", found["losses"], re.M)
   assert [float(mean) for mean in row] == pytest.approx([2.4, 2.7], abs=0.002)
+
+
+def test_models_of_a_sweep_say_where_gates_attenuate_and_what_states_are_near_to(
+  tmp_path, monkeypatch
+):
+  """Against gates, gaps and layers that are known, and scipy."""
+  monkeypatch.setattr(swept_models, "FOLDER", tmp_path / "kept")
+  swept_models.FOLDER.mkdir()
+  write_sweep(tmp_path, lns_rate, "24,0.004", {})
+  gaps = {"standard": [0.1, 0.2, 0.3, 0.4, 0.5], "lns": [0.2, 0.2, 0.4, 0.6, 0.5]}
+  gaps |= {"standard-x5": gaps["standard"], "lns-x5": gaps["standard"]}
+  alphas = np.array([[1.0, 0.9], [0.5, 1.0]])  # of layer 0 and 1: 0.9 and 0.5
+  for arm, found in gaps.items():
+    models = []
+    for seed, gap in enumerate(found):
+      one = alignment(num_layers=3, sites=("mlp",), seed=seed)
+      group = one.readings["closed"]["all"]
+      metrics = group.metrics | {"cosine_next": gap + group.metrics["cosine_input"]}
+      shifts = {"probability": shift_at(1, 2 + (arm == "lns" and seed > 2), 4)}
+      group = dataclasses.replace(group, metrics=metrics, shifts=shifts)
+      one = dataclasses.replace(one, readings={"closed": {"all": group}})
+      factors = StreamFactors(SITES, alphas + (seed == 0) * 0.5, alphas) if arm == "lns" else None
+      models.append(report.Results(one, factors=factors))
+    (tmp_path / "analysis" / arm).mkdir(parents=True)
+    (tmp_path / "analysis" / arm / "results.json").write_text(report.results.to_json(models))
+  swept_models.keep(str(tmp_path / "lns_rate_24"), str(tmp_path / "analysis"))
+  found = statements.of_sweep(swept_models.FOLDER / "lns_rate_24")
+  test = stats.ttest_rel(gaps["lns"], gaps["standard"])
+  low, high = test.confidence_interval()
+  assert found["lns.gap"].startswith(f"+0.08 (\N{MINUS SIGN}{-low:.2f} to +{high:.2f}), n = 5")
+  assert found["gap"].startswith("0.30 (") and found["emergence"] == "1 (1 to 1), n = 5"
+  assert found["lns.emergence"].startswith("+0.4") and "standard-x5.emergence" in found
+  assert found["lns.attenuation"].endswith("; layer 1 most in 4")
+  assert found["lns.located"] == "nothing to locate"  # the first one has factors above 1
+  assert found["lns.share"] == "83 % (83 to 83), n = 4; the largest in 4 of 5"
+  assert "standard.share" not in found
 
 
 def test_the_picture_of_depth_has_our_sweeps_beside_the_public_one(monkeypatch):

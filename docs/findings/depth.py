@@ -10,7 +10,6 @@ the sweeps beside DepthBench.
 
 import itertools
 import pathlib
-import shutil
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 
 from configs.ablations import depthbench_1m
-from docs.findings import statements, words
+from docs.findings import statements, swept_models, words
 from docs.findings.one_parent import Values, by_arm
 from resjax.study.analysis import plots
 from resjax.study.statistics import Contrast, compare, holm, mean_interval
@@ -36,9 +35,7 @@ def main(runs: str) -> None:
   for sweep in sorted(pathlib.Path(runs).glob("*/results.json")):
     if sweep.parent.name.startswith((SWEEP, RATES)):
       kept = FOLDER / sweep.parent.name
-      kept.mkdir(exist_ok=True)
-      for name in (plan.FILE_NAME, table.FILE_NAME):
-        shutil.copy(sweep.parent / name, kept / name)
+      swept_models.keep_sweep(sweep.parent, kept)
   for name, text in numbers().items():
     print(f"{name}: {text}")
 

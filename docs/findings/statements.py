@@ -8,13 +8,14 @@ has `<!--NAME.ARM-->` for a mean, `<!--NAME.ARM-OTHER-->` for a paired differenc
 
 docs/findings/NAME/ may also be a sweep, with its plan.json and results.json. Then a page has
 `<!--NAME.ARM-->` for the difference of an arm from the baseline, `<!--NAME.ARM-OTHER-->` for one
-from another reference, either with `.verdict` behind it, and `<!--NAME.margin-->`.
+from another reference, either with `.verdict` behind it, and `<!--NAME.margin-->`; of its models,
+where models.json is there, what docs/findings/swept_models.py says.
 """
 
 import dataclasses
 import pathlib
 
-from docs.findings import words
+from docs.findings import swept_models, words
 from resjax.base import typed_json
 from resjax.study.statistics import Contrast, compare
 from resjax.study.sweeps import comparison, plan, table
@@ -64,4 +65,5 @@ def of_sweep(folder: pathlib.Path) -> dict[str, str]:
     if row.difference is not None and row.margin is not None:
       found[name] = words.difference(row.difference)
       found["margin"] = f"{row.margin:.2g}"
-  return found
+  has_models = (folder / swept_models.FILE_NAME).exists()
+  return found | (swept_models.numbers(folder) if has_models else {})
