@@ -75,6 +75,7 @@ class Linear(nnx.Module):
     dtype: the dtype of the activations.
     layout: the mesh and sharding rules of the activations.
     rngs: the source of the initial values.
+    precision: that of the products; None: JAX's default, which rounds float32 on TPUs.
     in_heads: H and C, where x has the axes [..., H, C] in place of d_in = H · C; None: it has not.
     out_heads: the same for y and d_out.
   """
@@ -82,10 +83,11 @@ class Linear(nnx.Module):
   def __init__(
     self, d_in: int, d_out: int, axes: tuple[str | None, str | None], *,
     bias: bool, std: float, dtype: jax.typing.DTypeLike, layout: Layout, rngs: nnx.Rngs,
+    precision: lax.Precision | None = None,
     in_heads: tuple[int, int] | None = None, out_heads: tuple[int, int] | None = None,
   ):  # fmt: skip
     init = nnx.initializers.normal(std)
-    self.dtype = dtype
+    self.dtype, self.precision = dtype, precision
     self.shapes = in_heads or (d_in,), out_heads or (d_out,)
     self.layout = layout
     self.split = _is_split(layout, axes[0]), _is_split(layout, axes[1])
@@ -99,7 +101,9 @@ class Linear(nnx.Module):
     if self.layout.num_shards("embed_param") > 1:
       y = self._joined(x, bias)
     else:
-      y = _affine(x, self.kernel[...], bias, _Form(self.dtype, self.split, self.shapes))
+      y = _affine(
+        x, self.kernel[...], bias, _Form(self.dtype, self.split, self.shapes, self.precision)
+      )
     # Policies find the result by its name: one that saves all dots would save the wide product,
     # before it is rounded.
     return checkpoint_name(y, PRODUCT)
@@ -113,7 +117,7 @@ class Linear(nnx.Module):
     rows = x.shape[:count]
     if len(self.shapes[0]) > 1:
       x = self.layout.constrain(x.reshape(*rows, d_in), "batch", "tokens", "heads")
-    form = _Form(self.dtype, self.split, ((d_in,), (d_out,)))
+    form = _Form(self.dtype, self.split, ((d_in,), (d_out,)), self.precision)
     y = _affine(x, self.kernel[...], bias, form)
     if len(self.shapes[1]) > 1:
       y = self.layout.constrain(y, "batch", "tokens", "heads").reshape(*rows, *self.shapes[1])
@@ -275,11 +279,13 @@ class _Form(NamedTuple):
     dtype: the dtype of the product.
     split: whether devices hold parts of sums over d_in and over d_out.
     shapes: which axes x and y have in place of d_in and d_out.
+    precision: that of the products.
   """
 
   dtype: jax.typing.DTypeLike
   split: tuple[bool, bool]
   shapes: tuple[tuple[int, ...], tuple[int, ...]]
+  precision: lax.Precision | None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -303,7 +309,7 @@ def _affine_forward(
   rows = x.shape[: x.ndim - len(d_in)]
   weights = kernel.astype(dtype).reshape(*d_in, -1)
   inner = range(len(rows), x.ndim), range(len(d_in))
-  y = _product(x, weights, inner, form.split[0], dtype)
+  y = _product(x, weights, inner, form.split[0], dtype, form.precision)
   y = y if bias is None else y + aligned(bias.astype(dtype), y)
   return y.reshape(*rows, *d_out), (x, like, kernel, bias)
 
@@ -316,10 +322,10 @@ def _affine_backward(form: _Form, saved: _Saved, grad: Array) -> tuple[Array, Ar
   rows, wide = tuple(range(count)), wide_dtype(grad)
   weights = kernel.astype(form.dtype).reshape(*d_in, *d_out)
   outer = range(count, grad.ndim), range(len(d_in), weights.ndim)
-  d_x = _product(grad, weights, outer, form.split[1], like.dtype)
+  d_x = _product(grad, weights, outer, form.split[1], like.dtype, form.precision)
   joined = grad.reshape(*grad.shape[:count], math.prod(d_out))
   d_kernel = lax.dot_general(
-    x, joined, ((rows, rows), ((), ())), preferred_element_type=wide, out_sharding=whole()
+    x, joined, ((rows, rows), ((), ())), form.precision, wide, out_sharding=whole()
   )
   d_bias = None if bias is None else jnp.sum(joined, rows, wide)
   return d_x, cotangent(d_kernel.reshape(kernel.shape), kernel), cotangent(d_bias, bias)
@@ -334,11 +340,12 @@ def _product(
   axes: tuple[Sequence[int], Sequence[int]],
   split: bool,
   dtype: jax.typing.DTypeLike,
+  precision: lax.Precision | None,
 ) -> Array:
   """Returns the product of x and w over these axes, in `dtype`."""
   if not split:  # within a device, matrix units sum in float32 by themselves
-    return lax.dot_general(x, w, (axes, ((), ()))).astype(dtype)
-  wide = lax.dot_general(x, w, (axes, ((), ())), preferred_element_type=wide_dtype(x))
+    return lax.dot_general(x, w, (axes, ((), ())), precision).astype(dtype)
+  wide = lax.dot_general(x, w, (axes, ((), ())), precision, wide_dtype(x))
   return rounded(wide, dtype)
 
 

@@ -2,7 +2,8 @@
 
 No token is dropped, whatever the imbalance: rows of tokens are ordered by expert and multiplied
 group by group. On TPUs that is `jax.lax.ragged_dot`. XLA's other compilers would multiply every row
-by the matrix of every expert; there each group is filled up to whole tiles of one expert each.
+by the matrix of every expert; there each group is filled up to whole tiles of one expert each, and
+a loop goes through the tiles.
 
 Where experts are split over devices that have tokens of their own, every device gathers the tokens
 of the others, runs its own experts on those that chose them, and sums what all experts made of its
@@ -119,8 +120,10 @@ class MoE(nnx.Module):
     keys, common = Keys(rngs), dict[str, Any](bias=False, layout=layout)
     wide = wider(dtype, jnp.float32)
     axes = ("embed_param", None)
+    # TPUs would round the factors of a float32 product to bfloat16.
+    exact: dict[str, Any] = {"dtype": wide, "precision": lax.Precision.HIGHEST}
     self.router = Linear(
-      d_model, num_experts, axes, std=std, dtype=wide, rngs=keys("router"), **common
+      d_model, num_experts, axes, std=std, rngs=keys("router"), **exact, **common
     )
     self.selection_bias = nnx.Param(jnp.zeros(num_experts)) if selection_bias else None
     into = partial(_Kernels, (num_experts, d_model, expert_dim), ("embed_param", "mlp"), std)
@@ -141,13 +144,13 @@ class MoE(nnx.Module):
     bias = None if self.selection_bias is None else self.selection_bias[...]
     weights, chosen, scores = self.route(logits, bias)
     kernels = [k.kernel[...] for k in (self.gate_proj, self.up_proj, self.down_proj) if k]
-    out = self._experts(x, weights, chosen, kernels)
+    out = checkpoint_name(self._experts(x, weights, chosen, kernels), PRODUCT)
     routing = _routing(logits, scores, chosen, counted)
     return (out if self.shared is None else out + self.shared(x)), routing
 
   def _experts(self, x: Array, weights: Array, chosen: Array, kernels: list[Array]) -> Array:
     """Returns the weighted sum [B, T, D] of what the chosen experts make of x."""
-    layout, form = self.layout, _Form(self.activation, self.dtype, self.layout.platform == "tpu")
+    layout, form = self.layout, _Form(self.activation, self.dtype, self.layout.platform)
     if not layout.spans_devices:
       return _run_experts(form, x, weights, chosen, *kernels)
     # As in `Layout.constrain`, what does not divide stays whole: a single token of decoding.
@@ -205,7 +208,7 @@ class _Form(NamedTuple):
   Attributes:
     activation: of the hidden units.
     dtype: the dtype of the products.
-    ragged: whether `jax.lax.ragged_dot` multiplies.
+    platform: where it runs; on a `tpu` `jax.lax.ragged_dot` multiplies.
     owners: the mesh axes along which devices have other experts.
     others: those of them along which devices have other tokens, too.
     added: the mesh axes along which devices have the same tokens, and parts of their outputs.
@@ -214,7 +217,7 @@ class _Form(NamedTuple):
 
   activation: Callable[[Array], Array]
   dtype: jax.typing.DTypeLike
-  ragged: bool
+  platform: str
   owners: tuple[str, ...] = ()
   others: tuple[str, ...] = ()
   added: tuple[str, ...] = ()
@@ -234,12 +237,26 @@ class _Groups(NamedTuple):
     sources: the choice in each slot, 0..n k - 1; n k: the slot is empty.
     sizes: the number of choices of each expert [E].
     tiles: the expert of each tile of slots; None: the groups lie one behind the other.
+    filled: how many of the tiles have rows; None: all may have some.
   """
 
   slots: Array
   sources: Array
   sizes: Array
   tiles: Array | None
+  filled: Array | None
+
+  def loop(self, fill: Callable[[Array, Array, Array], Array], made: Array) -> Array:
+    """Returns what fill(first slot of a tile, its expert, what is made) makes of tile by tile."""
+    assert self.tiles is not None
+    tiles, size = self.tiles, len(self.sources) // len(self.tiles)
+    end = len(tiles) if self.filled is None else self.filled
+    return lax.fori_loop(0, end, lambda tile, made: fill(tile * size, tiles[tile], made), made)
+
+  def tile(self, rows: Float[Array, "S d"], first: Array) -> Float[Array, "_ d"]:
+    """Returns the rows of the tile that begins with this slot."""
+    assert self.tiles is not None
+    return lax.dynamic_slice_in_dim(rows, first, len(self.sources) // len(self.tiles))
 
 
 def _run_experts(
@@ -258,12 +275,10 @@ def _run_experts(
     )
   if form.owners:
     chosen = chosen - lax.axis_index(form.owners) * count
-  groups = _groups(jnp.where((chosen >= 0) & (chosen < count), chosen, count), count, form.ragged)
+  groups = _groups(jnp.where((chosen >= 0) & (chosen < count), chosen, count), count, form.platform)
   hidden = [checkpoint_name(each, PRODUCT) for each in _inward(form, x, inward, groups)]
   inner = form.activation(hidden[0]) if len(hidden) == 1 else form.activation(hidden[0]) * hidden[1]
-  made = _outward(form, inner, down, groups)
-  wide = wide_dtype(made)
-  out = jnp.sum(made.astype(wide) * weights[..., None].astype(wide), axis=1)
+  out = _outward(form, inner, weights, down, groups)
   if form.others:
     out = lax.psum_scatter(out, form.others, scatter_dimension=0, tiled=True)
   if form.added:
@@ -271,13 +286,13 @@ def _run_experts(
   return rounded(out, form.dtype).reshape(shape)
 
 
-def _groups(own: Int[Array, "n k"], count: int, ragged: bool) -> _Groups:
+def _groups(own: Int[Array, "n k"], count: int, platform: str) -> _Groups:
   """Returns the order of choices by expert.
 
   Args:
     own: the experts that tokens chose, 0..count-1; count: one of another device.
     count: the number of experts E.
-    ragged: whether groups lie one behind the other; otherwise each begins with a tile of its own.
+    platform: on a `tpu` groups lie one behind the other, elsewhere each begins with its own tile.
   """
   top_k, flat = own.shape[1], own.reshape(-1)
   # No token chooses an expert twice, so that no more of its choices can be of this device.
@@ -286,17 +301,34 @@ def _groups(own: Int[Array, "n k"], count: int, ragged: bool) -> _Groups:
   number = jnp.arange(flat.size, dtype=jnp.int32)
   slots = jnp.zeros_like(number).at[order].set(number, unique_indices=True)
   sizes = jnp.sum(flat[:, None] == jnp.arange(count)[None], axis=0, dtype=jnp.int32)
-  tiles, num_slots = None, most
-  if not ragged:
+  tiles, num_filled, num_slots = None, None, most
+  if platform != "tpu":
     tile = min(max(most // (count * _TILES), _LEAST_TILE), _MOST_TILE)
     filled = -(-sizes // tile)
     ends, num_tiles = jnp.cumsum(filled), min(most, most // tile + count)
+    num_slots = num_tiles * tile
     tiles = jnp.searchsorted(ends, jnp.arange(num_tiles), side="right").clip(max=count - 1)
     shifts = tile * (ends - filled) - (jnp.cumsum(sizes) - sizes)
-    slots, num_slots = slots + shifts.at[flat].get(mode="clip"), num_tiles * tile
+    slots = slots + shifts.at[flat].get(mode="clip")
+    # A host that waits for a GPU after each tile costs more than empty tiles.
+    num_filled = None if platform == "gpu" else _largest(ends[-1])
   slots = jnp.where(flat < count, slots, num_slots)
   sources = jnp.full(num_slots, flat.size).at[slots].set(number, mode="drop")
-  return _Groups(slots.reshape(own.shape), sources, sizes, tiles)
+  return _Groups(slots.reshape(own.shape), sources, sizes, tiles, num_filled)
+
+
+@jax.custom_batching.custom_vmap
+def _largest(number: Array) -> Array:
+  """Returns a number; of several under vmap the largest, so that all of them share one loop.
+
+  A loop whose ends differ would copy what it writes at every step, for those that have ended.
+  """
+  return number
+
+
+@_largest.def_vmap
+def _largest_of_all(_: int, __: list[bool], numbers: Array) -> tuple[Array, bool]:
+  return jnp.max(numbers), False
 
 
 def _multiplied(
@@ -306,9 +338,12 @@ def _multiplied(
   wide = wide_dtype(rows)
   if groups.tiles is None:
     return lax.ragged_dot(rows, w, groups.sizes, preferred_element_type=wide).astype(dtype)
-  tiles = rows.reshape(len(groups.tiles), -1, rows.shape[-1])
-  made = jnp.einsum("tmd,tdf->tmf", tiles, w[groups.tiles], preferred_element_type=wide)
-  return made.reshape(len(rows), -1).astype(dtype)
+
+  def fill(first: Array, expert: Array, made: Array) -> Array:
+    part = jnp.dot(groups.tile(rows, first), w[expert], preferred_element_type=wide)
+    return lax.dynamic_update_slice_in_dim(made, part.astype(dtype), first, 0)
+
+  return groups.loop(fill, jnp.zeros((len(rows), w.shape[-1]), dtype))
 
 
 def _gradient(
@@ -319,10 +354,13 @@ def _gradient(
   if groups.tiles is None:
     by_group = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
     return lax.ragged_dot_general(rows, grad, groups.sizes, by_group, preferred_element_type=wide)
-  a, b = (x.reshape(len(groups.tiles), -1, x.shape[-1]) for x in (rows, grad))
-  parts = jnp.einsum("tmd,tmf->tdf", a, b, preferred_element_type=wide)
-  count = len(groups.sizes)
-  return jax.ops.segment_sum(parts, groups.tiles, count, indices_are_sorted=True)
+
+  def add(first: Array, expert: Array, total: Array) -> Array:
+    a, b = groups.tile(rows, first), groups.tile(grad, first)
+    part = jnp.dot(a.T, b, preferred_element_type=wide)
+    return lax.dynamic_update_index_in_dim(total, total[expert] + part, expert, 0)
+
+  return groups.loop(add, jnp.zeros((len(groups.sizes), rows.shape[-1], grad.shape[-1]), wide))
 
 
 def _joined(form: _Form, kernel: Array, axis: int) -> Array:
@@ -343,7 +381,19 @@ def _rows(form: _Form, x: Float[Array, "n D"], groups: _Groups) -> Float[Array, 
   x = x.astype(form.dtype)
   if form.others:
     x = lax.all_gather(x, form.others, axis=0, tiled=True)
+  return _tokens(x, groups)
+
+
+def _tokens(x: Float[Array, "n D"], groups: _Groups) -> Float[Array, "S D"]:
   return x.at[groups.sources // groups.slots.shape[1]].get(mode="fill", fill_value=0)
+
+
+def _choices(slots: Float[Array, "S ..."], groups: _Groups) -> Float[Array, "n k ..."]:
+  """Returns what is in the slots of a token's choices; 0 for those of other devices.
+
+  So a sum over a token's choices reads slots, and nothing is scattered.
+  """
+  return slots.at[groups.slots].get(mode="fill", fill_value=0)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -368,10 +418,7 @@ def _inward_backward(form: _Form, saved: Any, grads: list[Array]) -> tuple[Array
     w = _joined(form, kernel, 1).swapaxes(1, 2)
     d_rows.append(_multiplied(grad, w, groups, wide))
     d_kernels.append(_shared_out(form.embed, _gradient(rows, grad, groups), 1, kernel))
-  # The choices of a token are read from their slots, so that nothing is scattered.
-  d_tokens = jnp.sum(
-    reduce(jnp.add, d_rows).at[groups.slots].get(mode="fill", fill_value=0), axis=1
-  )
+  d_tokens = jnp.sum(_choices(reduce(jnp.add, d_rows), groups), axis=1)
   return _shared_out(form.others, d_tokens, 0, x), d_kernels, None
 
 
@@ -380,25 +427,40 @@ _inward.defvjp(_inward_forward, _inward_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _outward(
-  form: _Form, inner: Float[Array, "S F"], kernel: Float[Array, "E F D"], groups: _Groups
-) -> Float[Array, "n k D"]:
-  """Returns what the experts make of each choice of a token; 0 for those of other devices."""
-  dtype = wide_dtype(inner) if form.sums else form.dtype
-  made = _multiplied(inner, _joined(form, kernel, 2), groups, dtype)
-  return made.at[groups.slots].get(mode="fill", fill_value=0)
+  form: _Form,
+  inner: Float[Array, "S F"],
+  weights: Float[Array, "n k"],
+  kernel: Float[Array, "E F D"],
+  groups: _Groups,
+) -> Float[Array, "n D"]:
+  """Returns the weighted sum of what the experts of this device make of a token, in float32.
+
+  The weights multiply what the matrices are given, and not what they make of it: so no gradient
+  needs the k outputs of a token, to keep or to compute again.
+  """
+  dtype, scaled = wide_dtype(inner) if form.sums else form.dtype, _scaled(inner, weights, groups)
+  made = _multiplied(scaled, _joined(form, kernel, 2), groups, dtype)
+  return jnp.sum(_choices(made, groups), axis=1, dtype=wide_dtype(inner))
+
+
+def _scaled(rows: Float[Array, "S F"], weights: Array, groups: _Groups) -> Float[Array, "S F"]:
+  """Returns each slot's row times the weight of its choice."""
+  own = weights.reshape(-1).at[groups.sources].get(mode="fill", fill_value=0)
+  return (rows * own[:, None]).astype(rows.dtype)
 
 
 def _outward_forward(form: _Form, *arguments: Any) -> tuple[Array, Any]:
   return _outward(form, *arguments), arguments
 
 
-def _outward_backward(form: _Form, saved: Any, grad: Array) -> tuple[Array, Array, None]:
-  inner, kernel, groups = saved
-  flat = grad.reshape(-1, grad.shape[-1]).astype(form.dtype)
-  d_made = flat.at[groups.sources].get(mode="fill", fill_value=0)
+def _outward_backward(form: _Form, saved: Any, grad: Array) -> tuple[Array, Array, Array, None]:
+  inner, weights, kernel, groups = saved
+  d_made, scaled = _tokens(grad.astype(form.dtype), groups), _scaled(inner, weights, groups)
+  d_kernel = _shared_out(form.embed, _gradient(scaled, d_made, groups), 2, kernel)
   w = _joined(form, kernel, 2).swapaxes(1, 2)
-  d_kernel = _shared_out(form.embed, _gradient(inner, d_made, groups), 2, kernel)
-  return _multiplied(d_made, w, groups, form.dtype), d_kernel, None
+  d_scaled = _multiplied(d_made, w, groups, form.dtype)
+  d_weights = jnp.einsum("sf,sf->s", d_scaled, inner, preferred_element_type=weights.dtype)
+  return _scaled(d_scaled, weights, groups), _choices(d_weights, groups), d_kernel, None
 
 
 _outward.defvjp(_outward_forward, _outward_backward)

@@ -133,6 +133,8 @@ def step_function(
         new = guard.choose(take, new, (params, state.opt_state))
       if health is not None and health.guards_updates:
         update = guard.agreed(model.layout, guard.measure(optimizer, params, *new))
+    # Every process reads whole metrics, and the counts of experts might be split as these are.
+    routing = jax.tree.map(lambda x: model.layout.constrain(x, *[None] * x.ndim), routing)
     metrics = {
       "sums": sums,
       "routing": routing,

@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 
 from resjax.base.sharding import Layout
-from resjax.nn import MoE, Router
+from resjax.nn import PRODUCT, MoE, Router
+from resjax.nn import moe as moe_module
 from tests.helpers import layouts
 
 B, T, D, E, F = 8, 6, 8, 8, 16
@@ -161,6 +162,50 @@ def test_values_and_gradients_are_those_of_a_loop_over_tokens(name, monkeypatch)
     assert sorted(want[1][0])[-case.router.top_k :] == [counted.sum()] * case.router.top_k
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves((want, (d, want_x))), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kept", "products"), [((), 12), ((PRODUCT,), 9)], ids=["full", "dots"])
+def test_recomputation_that_keeps_products_multiplies_no_expert_again(kept, products, monkeypatch):
+  monkeypatch.setattr(Layout, "platform", "tpu")
+  graphdef, state = made(CASES["mixtral"], dtype="float32")
+
+  @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(*kept))
+  def squared(*arguments):  # which reads the output again, as combinators do
+    return jnp.square(objective(graphdef, *arguments)[1][0]).sum()
+
+  x, g, counted = inputs()
+  text = str(jax.make_jaxpr(jax.grad(squared))(state, np.float32(x), np.float32(g), counted))
+  assert text.count(" ragged_dot_general[") == products
+
+
+def test_routers_multiply_without_rounding():
+  graphdef, state = made(CASES["mixtral"], dtype="float32")
+  run = jax.jit(jax.grad(functools.partial(objective, graphdef), (0, 1), has_aux=True))
+  text = run.lower(state, *map(np.float32, inputs()[:2]), inputs()[2]).as_text()
+  assert text.count("precision = [HIGHEST, HIGHEST]") == 3  # and the two of the reverse pass
+
+
+def test_several_models_at_once_are_each_alone():
+  graphdef, one = made(CASES["deepseek"], dtype="float32")
+  two = made(dataclasses.replace(CASES["deepseek"], collapsed=True), dtype="float32")[1]
+  x, g, counted = inputs()
+  arguments = np.float32(x), np.float32(g), counted
+  run = jax.grad(functools.partial(objective, graphdef), (0, 1), has_aux=True)
+  stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), one, two)
+  together = jax.vmap(lambda state: run(state, *arguments))
+  # Their loops have one end, so that no step copies what the others have written.
+  assert "reduce_or" not in str(jax.make_jaxpr(together)(stacked))
+  found = jax.jit(together)(stacked)
+  for number, state in enumerate((one, two)):
+    got = jax.tree.map(lambda leaf, n=number: leaf[n], found)
+    for a, b in zip(*map(jax.tree.leaves, (got, jax.jit(run)(state, *arguments))), strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
+
+
+def test_a_device_goes_through_no_tile_of_experts_that_it_has_not():
+  own = jnp.array([[0, 2], [3, 0], [3, 3]])  # 2 and 3 are others'
+  found = moe_module._groups(jnp.minimum(own, 2), 2, "cpu")
+  assert found.filled == 1 and len(found.tiles) == 2
 
 
 MESHES = {

@@ -4,6 +4,7 @@ import math
 import operator
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any
 
 import jax
 import optax
@@ -88,7 +89,22 @@ def _muon(momentum: float) -> optax.GradientTransformation:
     return jax.tree.map(lambda u: _MUON_RMS * math.sqrt(max(u.shape[-2:])) * u, updates)
 
   orthogonalise = scale_by_muon(beta=momentum, weight_dimension_numbers=every_matrix)
-  return optax.chain(orthogonalise, optax.stateless(match_rms))
+
+  def update(updates: PyTree, state: Any, _: PyTree = None) -> tuple[PyTree, Any]:
+    updates, state = orthogonalise.update(*_experts_first(updates, state))
+    return _experts_first(updates, state)
+
+  return optax.chain(orthogonalise._replace(update=update), optax.stateless(match_rms))
+
+
+def _experts_first(updates: PyTree, state: Any) -> tuple[PyTree, Any]:
+  """Swaps the axes L and E of updates and momentum; without experts nothing is changed.
+
+  Optax joins all axes but those of a matrix. Devices that hold other experts would gather all of
+  them for that, unless E comes first.
+  """
+  swapped = partial(jax.tree.map, lambda x: x.swapaxes(0, -3))
+  return swapped(updates), state._replace(mu=swapped(state.mu))
 
 
 def _multiplied(factors: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:

@@ -8,9 +8,15 @@ def check(run: Run) -> None:
   """Checks a run whose vocabulary is that of its data, or as large as its tokenizer may become.
 
   Raises:
-    ValueError: some sizes do not divide; all of them are named in one line.
+    ValueError: some sizes do not divide, or there are no experts to split; all that is wrong is
+      named in one line.
   """
   layout, found = run.layout, _activations(run)
+  if (devices := layout.mesh.shape["expert"]) > 1 and not run.decoder.moe.num_experts:
+    found.append(
+      f"config.mesh.expert={devices} splits experts, and config.model.moe.num_experts=0; set it to "
+      f"1 and config.mesh.data to {devices * layout.mesh.shape['data']}"
+    )
   if any(layout.num_shards(axis) > 1 for axis in SPLIT_AXES):
     found += failures(parameters.parameters(run.decoder, layout), layout)
   refuse(found)

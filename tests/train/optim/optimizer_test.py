@@ -1,9 +1,13 @@
+import re
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from resjax.train import optim
+from tests.helpers import layouts
 from tests.helpers.optimizers import config, parameters
 
 EPS = np.finfo(np.float32).eps
@@ -138,7 +142,8 @@ def test_a_combinator_without_learning_rate_stays():
     assert np.asarray(update).any() != row.path.startswith("combinator/"), row.path
 
 
-@pytest.mark.parametrize("shape", [(9, 4, 8), (2, 8, 4)])  # more layers than a row has numbers, too
+# More layers than a row has numbers, too; and experts.
+@pytest.mark.parametrize("shape", [(9, 4, 8), (2, 8, 4), (2, 3, 8, 4)])
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
 def test_muon_is_that_of_optax_on_each_layer_alone(shape, clip_norm):
   c = config(name="muon", **STEADY, clip_norm=clip_norm, muon_momentum=0.8)
@@ -151,16 +156,36 @@ def test_muon_is_that_of_optax_on_each_layer_alone(shape, clip_norm):
   )
   step, step_alone = make_step(optimizer), make_step(alone)
   state = jax.jit(optimizer.init)(params)
-  layers, layer_states = list(stack), [jax.jit(alone.init)(layer) for layer in stack]
+  layers = list(stack.reshape(-1, *shape[-2:]))
+  layer_states = [jax.jit(alone.init)(layer) for layer in layers]
   for grad in grads:
     tree = jax.tree.unflatten(jax.tree.structure(params), [grad])
     params, state = step(tree, state, params)
     clipped = grad * min(1.0, clip_norm / np.linalg.norm(grad)) if clip_norm else grad
     for i, layer in enumerate(layers):
-      layers[i], layer_states[i] = step_alone(clipped[i], layer_states[i], layer)
+      layers[i], layer_states[i] = step_alone(
+        clipped.reshape(-1, *shape[-2:])[i], layer_states[i], layer
+      )
   # Each Newton-Schulz iteration multiplies roundings by up to 3.4 (its slope at zero): 3.4⁵ ≈ 450.
   atol = 4 * 450 * 0.05 * EPS * 4
-  np.testing.assert_allclose(jax.tree.leaves(params)[0], np.stack(layers), rtol=0, atol=atol)
+  np.testing.assert_allclose(
+    jax.tree.leaves(params)[0].reshape(-1, *shape[-2:]), np.stack(layers), rtol=0, atol=atol
+  )
+
+
+def test_muon_leaves_experts_on_their_devices():
+  optimizer = optim.make_optimizer(config(name="muon"), 100)
+  layout = layouts.layout(data=1, fsdp=2, expert=4)
+  own = layout.sharding("layers", "experts", "embed_param", None)
+  kernel = jax.ShapeDtypeStruct((3, 8, 32, 64), jnp.float32, sharding=own)
+  params = {"layers": {"moe": {"up_proj": {"kernel": kernel}}}}
+  state = jax.tree.map(
+    lambda leaf: leaf.update(sharding=own if leaf.ndim == 4 else layout.everywhere),
+    jax.eval_shape(optimizer.init, params),
+  )
+  text = jax.jit(optimizer.update).lower(params, state, params).compile().as_text()
+  # Matrices of 3 layers and 2 experts each are exchanged along D, and no other expert's.
+  assert "f32[6," in text and not re.search(r"f32\[(24,|3,8,|8,3,)", text)
 
 
 def test_muon_leaves_all_but_the_kernels_of_layers_to_adamw():

@@ -61,3 +61,15 @@ def test_a_vocabulary_that_does_not_divide_has_two_ways_out():
   assert "config.data.tokenizer.vocab_size" in line and "vocab=()" in line
   experiment.build(config(**changes, sharding__fsdp_tp__vocab=()))
   experiment.build(config(**changes | {"data__tokenizer__vocab_size": 50258}))
+
+
+def test_devices_for_experts_need_experts():
+  changes = {"mesh__data": 2, "mesh__expert": 4}
+  assert refusal(config(**changes)) == [
+    "config.mesh.expert=4 splits experts, and config.model.moe.num_experts=0",
+    "set it to 1 and config.mesh.data to 8",
+  ]
+  assert refusal(config(**changes, model__moe__num_experts=6))[0].startswith(
+    "E=6 of layers/moe/down_proj/kernel and 2 more is not divisible by 4, that is config.mesh.exp"
+  )
+  experiment.build(config(**changes, model__moe__num_experts=8))
