@@ -17,6 +17,7 @@ from resjax.kernels.self_attention import (
   cudnn,
 )
 from resjax.kernels.self_attention import reference as plain
+from resjax.kernels.self_attention.shards import halves
 from resjax.testing.compare import assert_close
 from tests.helpers import layouts, reference
 
@@ -130,21 +131,53 @@ def test_splash_on_a_mesh_is_xla():
   assert_close(got, want, 1e-5)
 
 
-@pytest.mark.parametrize("implementation, window", [("splash", 0), ("splash", 200), ("xla", 9)])
-def test_a_split_sequence_changes_nothing(implementation, window):
-  layout = layouts.layout("long_context", devices=jax.devices()[:4], tensor=2, sequence=2)
-  q, k, v, segment_ids = example(256)
+@pytest.mark.parametrize(
+  "implementation, windows",
+  [("splash", (0,)), ("splash", (200,)), ("xla", (0,)), ("xla", (9,)), ("xla", (9, 0))],
+)
+@pytest.mark.parametrize("shards, length", [(2, 256), (4, 512)])
+def test_a_split_sequence_changes_nothing(monkeypatch, implementation, windows, shards, length):
+  """Neither does it whether the queries of a device go chunk by chunk."""
+  layout = layouts.layout(
+    "long_context", devices=jax.devices()[: 2 * shards], tensor=2, sequence=shards
+  )
+  q, k, v, segment_ids = example(length)
   call = {"splash": splash, "xla": xla}[implementation]
+  monkeypatch.setattr(plain, "_CHUNK", 24)
   d = np.random.default_rng(1).normal(size=q.shape).astype(np.float32)
+  index = jnp.int32(1) if len(windows) > 1 else None
 
   def both(layout, q, k, v):
     out, vjp = jax.vjp(
-      lambda *a: call(*a, segment_ids, window=Window((window,)), layout=layout), q, k, v
+      lambda *a: call(*a, segment_ids, window=Window(windows, index), layout=layout), q, k, v
     )
     return out, vjp(d)
 
   got, want = (jax.jit(functools.partial(both, on))(q, k, v) for on in (layout, Layout()))
-  assert_close(got, want, 1e-5)
+  assert_close(got, want, 5e-7)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_devices_that_split_a_row_have_equally_much_to_do(count):
+  seen = [sum(half + 1 for half in pair) for pair in halves(count)]
+  assert seen == count * [2 * count + 1]
+  assert sorted(np.ravel(halves(count))) == [*range(2 * count)]
+
+
+def test_a_split_row_needs_memory_in_proportion_to_its_length():
+  """Without the chunks it would be quadratic: the scores of a device."""
+  layout = layouts.layout("long_context", devices=jax.devices()[:2], sequence=2)
+
+  def size(length):
+    *qkv, segment_ids = example(length, batch=1, num_heads=8)
+
+    def loss(q, k, v):
+      return jnp.sum(xla(q, k, v, segment_ids, layout=layout))
+
+    program = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*qkv).compile()
+    return program.memory_analysis().temp_size_in_bytes
+
+  assert size(4096) < 2.2 * size(2048)
 
 
 def test_cudnn_takes_whole_rows_alone():

@@ -1,13 +1,14 @@
 """Causal self-attention: the choice of an implementation, and its call."""
 
 import functools
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
-from resjax.base import Array
+from resjax.base import Array, wide_dtype
 from resjax.base.sharding import Layout
 from resjax.kernels.operation import LANES
 from resjax.kernels.self_attention import cudnn, splash
@@ -33,7 +34,8 @@ def causal_attention(
 ) -> Float[Array, "B T H C"]:
   """softmax(q kᵀ / √C) v over the token itself and the earlier ones of its segment.
 
-  With a soft cap, all implementations but `splash` materialise the scores [B, H, T, T].
+  With a soft cap, all implementations but `splash` materialise the scores [B, H, T, T], and `xla`
+  does so always, unless the tokens are split over devices.
 
   Args:
     q: the queries.
@@ -76,11 +78,28 @@ def causal_attention(
   if implementation == "cudnn":
     otherwise = functools.partial(_beyond_cudnn, scores=scores)
     return cudnn.cudnn_attention(q, k, v, segment_ids, window, scores, otherwise)
-  attend = functools.partial(masked_rows, scores=scores, implementation="xla")
   if layout.num_shards("tokens") > 1:
-    mapped = on_shards(attend, layout, jnp.asarray(window.size), PartitionSpec())
-    return mapped(q, k, v, segment_ids)
-  return attend(q, k, v, segment_ids, segment_ids, 0, window.size)
+    attend = functools.partial(_parts, sizes=window.sizes, scores=scores)
+    spec, balanced = PartitionSpec(), 0 in window.sizes
+    return on_shards(attend, layout, window.index, spec, balanced=balanced)(q, k, v, segment_ids)
+  ids, size = segment_ids, window.size
+  return masked_rows(q, k, v, ids, ids, 0, size, scores=scores, implementation="xla")
+
+
+def _parts(
+  q: Array, k: Array, v: Array, query_ids: Array, key_ids: Array, places: Sequence[Array | int],
+  index: Array | None, *, sizes: tuple[int, ...], scores: Scores,
+) -> Array:  # fmt: skip
+  """Returns the attention of the queries of one device, in memory linear in T: see `on_shards`."""
+  # The gradients of keys and values are sums over chunks of queries.
+  k, v = (a.astype(wide_dtype(a)) for a in (k, v))
+  window, count = Window(sizes, index), len(places)
+  parts = zip(jnp.split(q, count, axis=1), jnp.split(query_ids, count, axis=1), places, strict=True)
+  outs = [
+    cached_attention(part, k, v, ids, key_ids, first, window=window, scores=scores)
+    for part, ids, first in parts
+  ]
+  return jnp.concatenate(outs, axis=1)
 
 
 def _beyond_cudnn(

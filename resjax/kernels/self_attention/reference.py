@@ -1,13 +1,14 @@
 """Self-attention in plain JAX (`xla`): any rows and masks; queries by chunks against a cache."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float, Int
 
-from resjax.base import Array, promoting, wide_dtype
+from resjax.base import Array, PyTree, promoting, wide_dtype
 from resjax.kernels.self_attention.operands import ALL_EARLIER, PLAIN, Scores, Window
 
 _CHUNK = 256  # how many queries of a prompt have their scores in memory at the same time
@@ -107,8 +108,8 @@ def cached_attention(
 
   Args:
     q: the queries.
-    k: the keys; H is a multiple of K.
-    v: the values.
+    k: the keys, which are multiplied in the dtype of q; H is a multiple of K.
+    v: the values, likewise.
     query_ids: the segments of the queries.
     key_ids: the segments of the keys.
     first: the slot of the first query's own key; the other ones follow.
@@ -120,10 +121,15 @@ def cached_attention(
   Returns:
     The output of the heads [B, T, H, C] in the dtype of q.
   """
-  attend = functools.partial(masked_rows, window=window.size, scores=scores, implementation="xla")
   length, num_keys = q.shape[1], k.shape[1]
+
+  def attend(q: Array, end: int, ids: Array, start: Array | int, at: PyTree) -> Array:
+    seen = (a[:, :end].astype(q.dtype) for a in (k, v))
+    options: dict[str, Any] = {"scores": scores, "implementation": "xla", "places": at}
+    return masked_rows(q, *seen, ids, key_ids[:, :end], start, window.size, **options)
+
   if length <= _CHUNK:
-    return attend(q, k, v, query_ids, key_ids, first, places=places)
+    return attend(q, num_keys, query_ids, first, places)
   rest = -length % _CHUNK
   own = None if places is None else _chunked(padded(places[0], rest))
   chunks = (_chunked(padded(q, rest)), _chunked(padded(query_ids, rest, -1)), own)
@@ -131,7 +137,7 @@ def cached_attention(
 
   def to(end: int, q: Array, ids: Array, own: Array | None, start: Array) -> Array:
     at = None if places is None or own is None else (own, places[1][:, :end])
-    return attend(q, k[:, :end], v[:, :end], ids, key_ids[:, :end], start, places=at)
+    return attend(q, end, ids, start, at)
 
   def one(chunk: tuple[Array, Array, Array | None, Array]) -> Array:
     least = jnp.searchsorted(jnp.asarray(ends[:-1]), chunk[-1] + _CHUNK)

@@ -1,6 +1,9 @@
 """Splash attention, the TPU kernel that ships with JAX."""
 
+from collections.abc import Sequence
+
 import jax
+import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -8,7 +11,7 @@ from resjax.base import Array, PyTree
 from resjax.base.sharding import Layout
 from resjax.kernels.operation import LANES
 from resjax.kernels.self_attention.operands import Scores
-from resjax.kernels.self_attention.shards import on_shards
+from resjax.kernels.self_attention.shards import halves, on_shards
 
 
 def splash_attention(
@@ -31,10 +34,39 @@ def splash_attention(
   kernel = _kernel(q.shape[1], q.shape[2], queries, heads, window, scores.softcap, interpret)
   q = q * scores.scale_for(q.shape[-1])
   if not layout.spans_devices:
-    return _rows(q, k, v, segment_ids, segment_ids, 0, kernel)
+    return _rows(q, k, v, segment_ids, segment_ids, (0,), kernel)
   spec = layout.spec("heads", "tokens")
   spec = kernel.manual_sharding_spec(NamedSharding(layout.mesh, PartitionSpec(*spec)))
-  return on_shards(_rows, layout, kernel, spec)(q, k, v, segment_ids)
+  mapped = on_shards(_rows, layout, kernel, spec, balanced=not window)
+  return mapped(q, k, v, segment_ids)
+
+
+class _ByBlock:
+  """Tells blocks of a mask without making them, where all or none of their keys are seen.
+
+  The library asks `any` and `all` of every block in turn, of 65,536 several times for 128k tokens.
+  """
+
+  q_sequence: np.ndarray
+  earliest: int | None = None  # how many tokens before a query its first key is; None: all
+
+  def __getitem__(self, block: tuple[slice, slice]) -> np.ndarray:
+    rows, keys = self.q_sequence[block[0]], block[1]
+    before = len(self.q_sequence) if self.earliest is None else self.earliest
+    first, last = rows.min(), rows.max()
+    if last < keys.start or first - before >= keys.stop:
+      return np.array(False)
+    if first >= keys.stop - 1 and last - before <= keys.start:
+      return np.array(True)
+    return super().__getitem__(block)  # type: ignore[misc]
+
+
+class _Causal(_ByBlock, splash.CausalMask):
+  pass
+
+
+class _Local(_ByBlock, splash.LocalMask):
+  pass
 
 
 def _kernel(
@@ -48,15 +80,20 @@ def _kernel(
 ) -> PyTree:
   """Returns the kernel for T tokens and H heads in all, a pytree that is called like a function.
 
-  Its arrays describe the mask, and are split over devices as the tokens and heads are.
+  Its arrays describe the mask, and are split over devices as the tokens and heads are. Where
+  devices exchange queries, a row of the mask is that of the query that is there then.
   """
-  tile = next(t for t in (512, 256, LANES) if length // query_shards % t == 0)
-  square = (length, length)
-  mask = (
-    splash.LocalMask(square, (window - 1, 0), 0, shard_count=query_shards)
-    if window
-    else splash.CausalMask(square, shard_count=query_shards)
-  )
+  square, part = (length, length), length // query_shards
+  if window:
+    mask = _Local(square, (window - 1, 0), 0, shard_count=query_shards)
+    mask.earliest = window - 1
+  else:
+    mask = _Causal(square, shard_count=query_shards)
+    if query_shards > 1:
+      places = np.arange(length, dtype=np.int32).reshape(2 * query_shards, -1)
+      mask.q_sequence = places[np.ravel(halves(query_shards))].ravel()
+      part //= 2
+  tile = next((t for t in (512, 256) if part % t == 0), LANES)
   return splash.make_splash_mha(
     splash.MultiHeadMask([mask] * num_heads),
     head_shards=head_shards,
@@ -73,11 +110,11 @@ def _kernel(
 
 def _rows(
   q: Array, k: Array, v: Array, query_ids: Array, key_ids: Array,
-  first: Array | int, kernel: PyTree,
+  _: Sequence[Array | int], kernel: PyTree,
 ) -> Array:  # fmt: skip
   """Returns the attention of the rows, queries and heads of one device, see `on_shards`.
 
-  The kernel's part of the mask tells it the place of the first query, so `first` is not used.
+  The kernel's part of the mask tells it the places of the queries.
   """
 
   def one_row(q: Array, k: Array, v: Array, query_ids: Array, key_ids: Array) -> Array:
