@@ -22,8 +22,8 @@ class Known:
   Attributes:
     trips: a function of a loop's op_name: how often it runs its body.
     shares: how often each branch of a conditional is taken on average.
-    sources: how many sources a kernel reads on average of those that it declares, and how many
-      arrays [T, D] it moves for each, by a part of the kernel's name.
+    sources: a function of a kernel's op_name: how many sources of its bank it reads on average,
+      and how many arrays [T, D] it moves for each.
   """
 
   trips: Callable[[str], int]
@@ -120,7 +120,8 @@ def _kernel(line: str, known: Known) -> float:
     return int(declared[1])
   slots = max(map(int, banks))
   one = next(size for size in _SIZE.finditer(line) if size[0].startswith(f"bf16[{slots},"))
-  read, arrays = known.sources(name)
+  op_name = re.search(r'op_name="([^"]*)"', line)
+  read, arrays = known.sources(op_name[1] if op_name else name)
   return int(declared[1]) - (slots - read) * arrays * _bytes(one[0]) / slots
 
 

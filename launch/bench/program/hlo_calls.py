@@ -2,14 +2,10 @@
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Iterator
 
 from launch.bench.program.hlo import Computation, Instruction, Module, array_shapes
-from launch.bench.program.hlo_integers import Integers, Value, is_small
-
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_MAX_TRIPS = 100_000
+from launch.bench.program.hlo_integers import Integers, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +82,8 @@ def _runs(integers: Integers, times: int) -> Iterator[Run]:
 def _loop_runs(integers: Integers, line: Instruction, times: int) -> Iterator[Run]:
   module = integers.module
   body = module.computations[line.called["body"][0]]
-  states = list(_states(integers, line) or [(None,) * len(array_shapes(line.shape))])
+  known, unknown = integers.states(line), (None,) * len(array_shapes(line.shape))
+  states = [unknown] if known is None else known[:-1]
   if not _varies(module, body.name):
     yield from _runs(Integers(module, body, _nothing), times * len(states))
     return
@@ -143,46 +140,9 @@ def unknown_loops(module: Module) -> list[str]:
 
 
 def trip_count(module: Module, outside: Computation, loop: Instruction) -> int | None:
-  """Returns how often a loop runs its body, None if that cannot be read from the program.
-
-  The compilers for CPUs and GPUs note it. The compiler for TPUs does not; there the integers that
-  the condition depends on are computed trip by trip, until the condition is false.
-  """
-  noted = _TRIPS.search(loop.attributes)
-  if noted:
-    return int(noted[1])
-  states = _states(Integers(module, outside, _nothing), loop)
-  return None if states is None else len(states)
-
-
-def _states(outside: Integers, loop: Instruction) -> list[tuple[Value, ...]] | None:
-  """Returns for every trip of a loop the integers in the tuple that its body is given.
-
-  Returns:
-    The tuples, whose other elements are None; None if the number of trips is not known.
-  """
-  module = outside.module
-  condition, body = (module.computations[loop.called[key][0]] for key in ("condition", "body"))
-  noted = _TRIPS.search(loop.attributes)
-  small = [is_small(shape) for shape in array_shapes(loop.shape)]
-  state = tuple(
-    outside.element(loop.operands[0], index) if yes else None for index, yes in enumerate(small)
-  )
-  states: list[tuple[Value, ...]] = []
-  while len(states) < (int(noted[1]) if noted else _MAX_TRIPS):
-    if not noted:
-      goes_on = Integers(module, condition, state.__getitem__).scalar(condition.root)
-      if goes_on is None:
-        return None
-      if not goes_on:
-        return states
-    states.append(state)
-    step = Integers(module, body, state.__getitem__)
-    state = tuple(
-      step.element(body.root, index) if value is not None else None
-      for index, value in enumerate(state)
-    )
-  return states if noted else None
+  """Returns how often a loop runs its body, None if that cannot be read from the program."""
+  states = Integers(module, outside, _nothing).states(loop)
+  return None if states is None else len(states) - 1
 
 
 def _nothing(index: int) -> Value:

@@ -5,8 +5,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from launch.bench.program.hlo import Computation, Instruction, Module, search
+from launch.bench.program.hlo import Computation, Instruction, Module, array_shapes, search
 
+_MAX_TRIPS = 100_000
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_BUFFER = 'custom_call_target="AllocateBuffer"'
 _MAX_SIZE = 1024  # elements of the largest array that is computed
 _INTEGERS = re.compile(r"(?:pred|[su]\d+)\[")
 
@@ -42,6 +45,7 @@ _COMPARE: Mapping[str, Callable[[int, int], bool]] = {
   "EQ": lambda a, b: a == b,
   "NE": lambda a, b: a != b,
 }
+_OF_LOOP = ("condition", "body")
 _SAME = frozenset(
   ("copy", "bitcast", "convert", "copy-start", "copy-done", "reshape", "opt-barrier")
 )
@@ -61,6 +65,7 @@ class Integers:
     self.module, self.computation = module, computation
     self._lines, self._parameter = computation.instructions, parameter
     self._known: dict[str, Value] = {}
+    self._states: dict[str, list[tuple[Value, ...]] | None] = {}
 
   def scalar(self, name: str) -> int | None:
     """Returns the number that an instruction results in."""
@@ -79,8 +84,46 @@ class Integers:
       return inside.element(inside.computation.root, index)
     if line.opcode == "while":
       kept = _kept(self.module.computations[line.called["body"][0]], index)
-      return None if kept is None else self.element(line.operands[0], kept)
+      if kept is not None:
+        return self.element(line.operands[0], kept)
+      states = self.states(line) if is_small(array_shapes(line.shape)[index]) else None
+      return None if states is None else states[-1][index]
     return self.element(line.operands[0], index) if line.opcode in _SAME else None
+
+  def states(self, loop: Instruction) -> list[tuple[Value, ...]] | None:
+    """Returns the integers in the tuple of a loop before each of its trips, and after the last one.
+
+    The compilers for CPUs and GPUs note the number of trips. The compiler for TPUs does not; there
+    the condition is computed before every trip, until it is false.
+
+    Returns:
+      The tuples, whose other elements are None; None if the number of trips is not known.
+    """
+    if loop.name not in self._states:
+      self._states[loop.name] = self._run_loop(loop)
+    return self._states[loop.name]
+
+  def _run_loop(self, loop: Instruction) -> list[tuple[Value, ...]] | None:
+    condition, body = (self.module.computations[loop.called[key][0]] for key in _OF_LOOP)
+    noted = _TRIPS.search(loop.attributes)
+    small = [is_small(shape) for shape in array_shapes(loop.shape)]
+    states: list[tuple[Value, ...]] = [
+      tuple(
+        self.element(loop.operands[0], index) if yes else None for index, yes in enumerate(small)
+      )
+    ]
+    for _ in range(int(noted[1]) if noted else _MAX_TRIPS):
+      known = states[-1].__getitem__
+      goes_on = True if noted else Integers(self.module, condition, known).scalar(condition.root)
+      if goes_on is None:
+        return None
+      if not goes_on:
+        return states
+      step = Integers(self.module, body, known)
+      states.append(
+        tuple(step.element(body.root, index) if yes else None for index, yes in enumerate(small))
+      )
+    return states if noted else None
 
   def value(self, name: str) -> Value:
     """Returns the elements of the array that an instruction results in."""
@@ -105,6 +148,8 @@ class Integers:
       case "fusion":
         inside = self._inside(line)
         return inside.value(inside.computation.root)
+      case "custom-call":  # a buffer holds anything until it is written, zeros as well as others
+        return (0,) * _size(line) if _BUFFER in line.attributes else None
     operands = [self.value(operand) for operand in line.operands if operand in self._lines]
     if any(operand is None for operand in operands):
       return None
@@ -165,6 +210,10 @@ def _apply(line: Instruction, operands: Sequence[tuple[int, ...]]) -> Value:
     size = _size(line)
     start = max(0, min(operands[1][0], len(operands[0]) - size))
     return operands[0][start : start + size]
+  if line.opcode == "dynamic-update-slice":
+    whole, part, (start,) = operands
+    start = max(0, min(start, len(whole) - len(part)))
+    return whole[:start] + part + whole[start + len(part) :]
   return None
 
 

@@ -30,6 +30,10 @@ from tests.helpers.xla_bytes import Known, step_bytes
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 TEXT = (PROGRAMS / "tpu_streams.txt").read_text()
+SYSTEMS = (
+  "standard", "attn_res", "delta_attn_res", "block_attn_res", "delta_block_attn_res",
+  "hyper_connections", "mhc", "gated_residual", "deep_delta", "muddformer",
+)  # fmt: skip
 ARRAY = 8 * 128 * 2  # the bytes of bf16[8,128]
 
 
@@ -88,6 +92,67 @@ def test_a_branch_and_sources_that_depend_on_data_count_in_full_and_are_named():
   found = count_passes(hlo.parse(text), small("block_attn_res"))
   assert found.guessed == ("cond", "depth_attention_block_forward.1")
   assert count_passes(hlo.parse(TEXT), small("block_attn_res")).guessed == ()
+
+
+# One loop writes how many sources there are in each trip, and a later one reads that backwards, as
+# a reverse pass does with what the forward pass kept.
+KEPT = """HloModule jit_step, is_scheduled=true
+
+%keep (k: (s32[], s32[4])) -> (s32[], s32[4]) {
+  %k = (s32[], s32[4]{0}) parameter(0)
+  %k.0 = s32[] get-tuple-element(%k), index=0
+  %k.1 = s32[4]{0} get-tuple-element(%k), index=1
+  %k.2 = s32[] constant(1)
+  %k.3 = s32[] add(%k.0, %k.2)
+  %k.4 = s32[1]{0} bitcast(%k.3)
+  %k.5 = s32[4]{0} dynamic-update-slice(%k.1, %k.4, %k.0)
+  ROOT %k.6 = (s32[], s32[4]{0}) tuple(%k.3, %k.5)
+}
+
+%more (m: (s32[], s32[4])) -> pred[] {
+  %m = (s32[], s32[4]{0}) parameter(0)
+  %m.0 = s32[] get-tuple-element(%m), index=0
+  %m.1 = s32[] constant(4)
+  ROOT %m.2 = pred[] compare(%m.0, %m.1), direction=LT
+}
+
+%read (r: (s32[], s32[4], bf16[4,8,128])) -> (s32[], s32[4], bf16[4,8,128]) {
+  %r = (s32[], s32[4]{0}, bf16[4,8,128]{2,1,0}) parameter(0)
+  %r.0 = s32[] get-tuple-element(%r), index=0
+  %r.1 = s32[4]{0} get-tuple-element(%r), index=1
+  %r.2 = bf16[4,8,128]{2,1,0} get-tuple-element(%r), index=2
+  %r.3 = s32[] constant(1)
+  %r.4 = s32[] subtract(%r.0, %r.3)
+  %r.5 = s32[1]{0} dynamic-slice(%r.1, %r.4), dynamic_slice_sizes={1}
+  %depth_attention_forward.1 = bf16[8,128]{1,0} custom-call(%r.5, %r.2, %r.2, %r.2, %r.2), custom_call_target="tpu_custom_call", operand_layout_constraints={s32[1]{0}, bf16[4,8,128]{2,1,0}, bf16[4,8,128]{2,1,0}, bf16[4,8,128]{2,1,0}, bf16[4,8,128]{2,1,0}}, backend_config={"custom_call_config":{"cost_estimate":{"flops":"1","transcendentals":"0","bytes_accessed":"10240"}}}
+  ROOT %r.6 = (s32[], s32[4]{0}, bf16[4,8,128]{2,1,0}) tuple(%r.4, %r.1, %r.2)
+}
+
+%some (n: (s32[], s32[4], bf16[4,8,128])) -> pred[] {
+  %n = (s32[], s32[4]{0}, bf16[4,8,128]{2,1,0}) parameter(0)
+  %n.0 = s32[] get-tuple-element(%n), index=0
+  %n.1 = s32[] constant(0)
+  ROOT %n.2 = pred[] compare(%n.0, %n.1), direction=GT
+}
+
+ENTRY %main (p.0: bf16[4,8,128]) -> (s32[], s32[4], bf16[4,8,128]) {
+  %p.0 = bf16[4,8,128]{2,1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %empty = s32[4]{0} custom-call(), custom_call_target="AllocateBuffer"
+  %begin = (s32[], s32[4]{0}) tuple(%zero, %empty)
+  %forward = (s32[], s32[4]{0}) while(%begin), condition=%more, body=%keep
+  %end = s32[] get-tuple-element(%forward), index=0
+  %kept = s32[4]{0} get-tuple-element(%forward), index=1
+  %turn = (s32[], s32[4]{0}, bf16[4,8,128]{2,1,0}) tuple(%end, %kept, %p.0)
+  ROOT %reverse = (s32[], s32[4]{0}, bf16[4,8,128]{2,1,0}) while(%turn), condition=%some, body=%read
+}
+"""  # noqa: E501
+
+
+def test_what_a_loop_wrote_is_known_in_a_later_one():
+  total, _ = counted(KEPT)["depth_attention_forward.1"]
+  assert total / ARRAY == (4 + 3 + 2 + 1) + 4  # sources of each trip, and a result of each
+  assert count_passes(hlo.parse(KEPT), small("attn_res")).guessed == ()
 
 
 def test_parts():
@@ -241,7 +306,10 @@ def compiled(run):
 
 def independent(text, run):
   """Passes per sublayer by the count that shares no code with `count_passes`."""
-  decoder, per_block = run.decoder, run.decoder.residual.options.get("layers_per_block", 1)
+  decoder, options = run.decoder, run.decoder.residual.options
+  per_block, appended = options.get("layers_per_block"), 1
+  if per_block is None:  # every site appends a source
+    per_block, appended = 1, 2
   chunks = run.train.batch_size * run.data.seq_len // run.train.loss_chunk
   blocks = decoder.num_layers // per_block
 
@@ -254,7 +322,9 @@ def independent(text, run):
     return per_block if op_name.count("while") > 1 else blocks
 
   def sources(kernel):
-    return (blocks + 1) / 2 if "block" in kernel else blocks + 1, 3 if "backward" in kernel else 1
+    """A bank has all that was appended before a block; behind the loops it is full."""
+    complete = (blocks - 1) / 2 if "while" in kernel else blocks
+    return 1 + appended * complete, 3 if "backward" in kernel else 1
 
   known = Known(trips, sources=sources)
   return step_bytes(text, known) / pass_bytes(run) / (2 * decoder.num_layers)
@@ -306,6 +376,17 @@ def test_passes_of_a_small_step(no_tpu):
   assert passes.guessed == ()
   assert sum(passes.total.values()) == pytest.approx(independent(text, run), rel=0.005)
   assert floor.sum < passes.total[DEPTH] < 1.5 * floor.sum
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("residual", SYSTEMS)
+def test_passes_of_systems_are_those_of_an_independent_count(no_tpu, residual):
+  run = small(residual, absent_devices.describe("v5e-1").devices)
+  text = compiled(run)
+  passes = count_passes(hlo.parse(text), run)
+  assert passes.guessed == ()
+  assert sum(passes.total.values()) == pytest.approx(independent(text, run), rel=0.01)
 
 
 @needs_libtpu
