@@ -40,8 +40,6 @@ _SWITCHES = {
   "attention.sliding_window": "sliding_window",
   "attn_logit_softcapping": "attn_logit_softcapping",
   "final_logit_softcapping": "final_logit_softcapping",
-  "expert_count": "num_experts",
-  "expert_used_count": "num_experts_per_tok",
 }
 _SCALING = {
   "type": "rope_type",
@@ -124,6 +122,11 @@ def _settings(model: _Model) -> dict[str, Any]:
   found: dict[str, Any] = {name: model.size(key) for key, name in _SIZES.items()}
   heads = found["num_attention_heads"]
   width = model.own.pop("attention.key_length", None) or model.rows("blk.0.attn_q.weight") // heads
+  if count := model.own.pop("expert_count", 0):
+    raise ValueError(
+      f"{model.place}: {model.kind}.expert_count={count!r}: experts are not read from GGUF files; "
+      "give the folder of safetensors that it was made of"
+    )
   if _EPS not in model.own:
     warn_once(f"{model.place} has no {model.kind}.{_EPS}; its family's 1e-06 is taken")
   found |= {name: model.own.pop(key) for key, name in _OPTIONS.items() if key in model.own}

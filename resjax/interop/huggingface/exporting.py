@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from resjax.interop.huggingface.model_card import model_card
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.stored_tensors import INDEX, SINGLE
 from resjax.interop.huggingface.tensor_checks import expected_shapes
-from resjax.interop.huggingface.tensors import TensorNames
+from resjax.interop.huggingface.tensors import Tensor, TensorNames
 from resjax.interop.huggingface.tokenizer_files import (
   generation_settings,
   special_ids,
@@ -38,6 +38,7 @@ SERVERS = ("", "vllm")
 # it only together with rotary positions.
 _FREE = ("dtype", "attention", "remat", "depth", "init_std", "scaled_output_init")
 _ROPE = ("rope_theta", "rope_fraction", "rope_scaling", "ropes")
+_Source = tuple[Tensor, tuple[int, ...]]  # a tensor of a table, and the place in its parameter
 _OF_VALUES = ("value_gate", "depth_values")  # options of what no family has
 
 
@@ -171,8 +172,8 @@ def find_family(config: DecoderConfig) -> tuple[Family, dict[str, Any]]:
   Raises:
     ValueError: No family expresses the decoder; the message names the options that differ.
   """
-  found = {}
-  for family in FAMILIES.values():
+  found, routes = {}, bool(config.routed_layers)
+  for family in (family for family in FAMILIES.values() if family.routes == routes):
     settings = {"model_type": family.model_type, **family.write(config)}
     obstacles = _obstacles(family, settings, config)
     if not obstacles:
@@ -207,13 +208,25 @@ def _obstacles(family: Family, settings: dict[str, Any], config: DecoderConfig) 
 def _function(config: DecoderConfig) -> dict[str, Any]:
   """Returns the options that decide which function a decoder computes, each in one spelling."""
   fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-  without = _FREE + _OF_VALUES + (_ROPE if config.positions == "learned" else ())
+  without = _FREE + _OF_VALUES + ("moe",) + (_ROPE if config.positions == "learned" else ())
   chosen = {name: value for name, value in fields.items() if name not in without}
   chosen["residual"] = config.residual.name
+  chosen |= _experts(config)
   chosen["short_swa"] = config.short_swa.window
   chosen["windows"] = config.layer_windows
   chosen["query_pre_attn_scalar"] = config.query_pre_attn_scalar or float(config.head_dim)
   return chosen | (_rotations(config) if config.positions == "rope" else {})
+
+
+def _experts(config: DecoderConfig) -> dict[str, Any]:
+  """Returns the options that decide what experts and MLPs beside them are, in one spelling."""
+  if not config.routed_layers:
+    return {}
+  moe = dataclasses.asdict(config.moe)
+  del moe["first_dense"], moe["every"]
+  moe |= {"expert_dim": config.expert_dim, "routed_layers": config.routed_layers}
+  mlp_dim = config.mlp_dim if config.dense_layers else config.expert_dim
+  return {"mlp_dim": mlp_dim} | {f"moe.{name}": value for name, value in moe.items()}
 
 
 def _rotations(config: DecoderConfig) -> dict[str, Any]:
@@ -257,13 +270,15 @@ def _write_tensors(
   values = {path: variable[...] for path, variable in arrays.items()}
   parameters, values = (remote_code.apart(decoder.config, each) for each in (parameters, values))
   shapes = expected_shapes(family, decoder.config, parameters)
+  sources = _sources(family, decoder.config, values)
   sizes = {name: int(np.prod(shape)) * dtype.itemsize for name, shape in shapes.items()}
   shards = list(_shards(sizes, shard_bytes))
   where: dict[str, str] = {}
   for number, names in enumerate(shards, 1):
     file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
     tensors = {
-      name: _tensor(name, shapes[name], family, decoder.config, values, dtype) for name in names
+      name: _tensor(name, shapes[name], sources[name], decoder.config, values, dtype)
+      for name in names
     }
     try:
       save_file(tensors, folder / file, metadata={"format": "pt"})
@@ -290,10 +305,21 @@ def _shards(sizes: dict[str, int], limit: int) -> Iterator[list[str]]:
   yield names
 
 
+def _sources(
+  family: TensorNames, config: DecoderConfig, values: Mapping[str, Any]
+) -> dict[str, list[_Source]]:
+  """Returns the parameters that each tensor holds, and where it has them from, by its name."""
+  found: dict[str, list[_Source]] = {}
+  for tensor in family.tensors_of(config, values):
+    for index, name in np.ndenumerate(tensor.names(config)):
+      found.setdefault(name, []).append((tensor, index))
+  return found
+
+
 def _tensor(
   name: str,
   shape: tuple[int, ...],
-  family: TensorNames,
+  sources: Sequence[_Source],
   config: DecoderConfig,
   values: dict[str, Array],
   dtype: np.dtype,
@@ -301,19 +327,15 @@ def _tensor(
   """Returns the tensor called `name`, made of all parameters that it holds."""
   target = np.empty(shape, dtype)
   whole: np.ndarray | None = None
-  for tensor in family.tensors_of(config, values):
-    value = values[tensor.path]
-    for layer in range(config.num_layers) if tensor.stacked else (None,):
-      if tensor.name.format(layer) != name:
-        continue
-      own = np.asarray(value if layer is None else value[layer])
-      if whole is not None and not np.array_equal(whole, own):
-        raise ValueError(
-          f"{tensor.path} differs from the parameter with which it shares the tensor {name}; "
-          "keep such parameters equal in training, or set config.model.parallel=False"
-        )
-      whole = own if tensor.part is None else None
-      tensor.write(target, own, config)
+  for tensor, index in sources:
+    own = np.asarray(values[tensor.path][index])
+    if whole is not None and not np.array_equal(whole, own):
+      raise ValueError(
+        f"{tensor.path} differs from the parameter with which it shares the tensor {name}; "
+        "keep such parameters equal in training, or set config.model.parallel=False"
+      )
+    whole = own if tensor.part is None else None
+    tensor.write(target, own, config)
   return target
 
 

@@ -64,8 +64,8 @@ def _names(
   table = gguf.get_tensor_name_map(numbers[content.architecture], config.num_layers)
   found = {}
   for tensor in family.tensors:
-    for layer in range(config.num_layers if tensor.stacked else 1):
-      base, _, ending = tensor.name.format(layer).rpartition(".")
+    for name in tensor.names(config).flat:
+      base, _, ending = name.rpartition(".")
       found[f"{table.get_name(base)}.{ending}"] = f"{base}.{ending}", tensor.offset
   return found
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Sharding, SingleDeviceSharding
 
@@ -23,7 +24,7 @@ from resjax.interop.huggingface.stored_tensors import (
   text_tensors,
 )
 from resjax.interop.huggingface.tensor_checks import check_sizes, check_tensors
-from resjax.interop.huggingface.tensors import Tensor, TensorNames
+from resjax.interop.huggingface.tensors import Index, Tensor, TensorNames
 from resjax.models import Decoder, DecoderConfig, Parameter, failures, refuse
 
 
@@ -59,7 +60,8 @@ def load(
 ) -> Decoder:
   """Returns the decoder of a pretrained model; every device reads its own share of the parameters.
 
-  The host holds one tensor at a time. Nothing is read before all names and shapes are known to fit.
+  The host holds one tensor at a time, of experts one matrix of all of a layer. Nothing is read
+  before all names and shapes are known to fit.
 
   Args:
     named: a local folder with config.json and model.safetensors, or shards and their index; or a
@@ -79,6 +81,7 @@ def load(
   family, config = _family_and_config(files, dtype, ignore)
   in_files = _stored(files, family, config)
   check_sizes(files, config, in_files)
+  family = family.as_stored(in_files)
   model = nnx.eval_shape(lambda: Decoder(config, layout=layout, rngs=nnx.Rngs(0)))
   graphdef, template = nnx.split(model)
   parameters = {
@@ -144,36 +147,54 @@ def _parameter(
   layout: Layout,
   dtype: jax.typing.DTypeLike,
 ) -> Array:
-  """Returns one parameter, stacked over all layers if each layer has one."""
+  """Returns one parameter, stacked over all layers that have it if it is one of layers."""
+  names = tensor.names(config)
   if not tensor.stacked:
-    part = _read(tensor, tensor.name, parameter.shape, parameter.axes, stored, config, layout)
+    part = _read(tensor, names, parameter.shape, parameter.axes, stored, config, layout)
     return _finished(part, tensor.offset, dtype)
   shape, axes = parameter.shape[1:], parameter.axes[1:]
   whole = _sharding(layout, parameter.axes)
   stack = _zeros(parameter.shape, dtype, whole)
-  for layer in range(config.num_layers):
-    name = tensor.name.format(layer)
-    part = _read(tensor, name, shape, axes, stored, config, layout)
+  for row in range(len(names)):
+    part = _read(tensor, names[row, ...], shape, axes, stored, config, layout)
     # Waits for the copy: otherwise the tensors of many layers would be in memory at one time.
-    stack = jax.block_until_ready(_with_layer(stack, part, layer, tensor.offset))
+    stack = jax.block_until_ready(_with_row(stack, part, row, tensor.offset))
   return stack
 
 
 def _read(
   tensor: Tensor,
-  name: str,
+  names: np.ndarray,
   shape: tuple[int, ...],
   axes: tuple[str | None, ...],
   stored: Mapping[str, StoredTensor],
   config: DecoderConfig,
   layout: Layout,
 ) -> Array:
-  """Returns the parameter of one layer, in the dtype of its file."""
-  return jax.make_array_from_callback(
-    shape,
-    _sharding(layout, axes),
-    lambda index: tensor.read(stored[name].slice, shape, index or (), config),
-  )
+  """Returns the parameter of one layer, in the dtype of its file.
+
+  A device reads those tensors alone of which it has a part.
+
+  Args:
+    tensor: where files have the parameter.
+    names: the names of its tensors, [] or those of experts [E].
+    shape: its shape.
+    axes: the logical axes of its axes.
+    stored: the tensors in files, by name.
+    config: of the decoder.
+    layout: the mesh and its rules.
+  """
+
+  def read(index: Index | None) -> np.ndarray:
+    index = index or ()
+    leading, rest = index[: names.ndim], index[names.ndim :]
+    parts = [
+      tensor.read(stored[name].slice, shape[names.ndim :], rest, config)
+      for name in names[(*leading, ...)].flat
+    ]
+    return np.stack(parts) if names.ndim else parts[0]
+
+  return jax.make_array_from_callback(shape, _sharding(layout, axes), read)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -187,9 +208,9 @@ def _zeros(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, sharding: Shardi
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
-def _with_layer(stack: Array, part: Array, layer: int, offset: float) -> Array:
+def _with_row(stack: Array, part: Array, row: int, offset: float) -> Array:
   part = _finished(part, offset, stack.dtype)
-  return jax.lax.dynamic_update_index_in_dim(stack, part, layer, axis=0)
+  return jax.lax.dynamic_update_index_in_dim(stack, part, row, axis=0)
 
 
 def _sharding(layout: Layout, axes: tuple[str | None, ...]) -> Sharding:

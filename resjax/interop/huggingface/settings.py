@@ -31,19 +31,19 @@ _HARMLESS = frozenset(
     "min_length", "min_new_tokens", "mlp_dropout", "model_max_length", "model_type", "n_ctx",
     "n_special", "name_or_path", "neftune_noise_alpha", "no_repeat_ngram_size", "num_beam_groups",
     "num_beams", "num_labels", "num_logits_to_keep", "num_return_sequences", "output_attentions",
-    "output_hidden_states", "output_past", "output_scores", "pad_token", "pad_token_id",
-    "predict_special_tokens", "prefix", "pretraining_tp", "problem_type", "remove_invalid_values",
-    "repetition_penalty", "resid_pdrop", "residual_dropout", "return_dict",
-    "return_dict_in_generate", "sep_token_id", "seq_length", "sequence_parallel",
-    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
-    "summary_use_proj", "suppress_tokens", "task_specific_params", "temperature",
-    "tensor_parallel_degree", "tensor_parallel_output", "tf_legacy_loss", "tokenizer_class",
-    "tokenizer_model_max_length", "tokenizer_padding_side", "tokenizer_type", "top_k", "top_p",
-    "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "typical_p",
-    "unk_token", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
-    "use_flash_attention", "use_flash_attn", "use_fused_mlp", "use_fused_rms_norm",
-    "use_fused_rope", "use_gradient_checkpointing", "use_memory_efficient_attention",
-    "use_xformers",
+    "output_hidden_states", "output_past", "output_router_logits", "output_scores", "pad_token",
+    "pad_token_id", "predict_special_tokens", "prefix", "pretraining_tp", "problem_type",
+    "remove_invalid_values", "repetition_penalty", "resid_pdrop", "residual_dropout", "return_dict",
+    "return_dict_in_generate", "router_aux_loss_coef", "router_jitter_noise", "sep_token_id",
+    "seq_length", "sequence_parallel", "summary_activation", "summary_first_dropout",
+    "summary_proj_to_labels", "summary_type", "summary_use_proj", "suppress_tokens",
+    "task_specific_params", "temperature", "tensor_parallel_degree", "tensor_parallel_output",
+    "tf_legacy_loss", "tokenizer_class", "tokenizer_model_max_length", "tokenizer_padding_side",
+    "tokenizer_type", "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config",
+    "transformers_version", "typical_p", "unk_token", "unk_token_id", "unsloth_fixed",
+    "unsloth_version", "use_bfloat16", "use_cache", "use_flash_attention", "use_flash_attn",
+    "use_fused_mlp", "use_fused_rms_norm", "use_fused_rope", "use_gradient_checkpointing",
+    "use_memory_efficient_attention", "use_xformers",
   )
 )  # fmt: skip
 # Settings of what reads images, in a file that also has a model of text.
@@ -55,10 +55,11 @@ _OF_IMAGES = frozenset(
 )  # fmt: skip
 # What resjax does not compute, and settings that tell of it.
 _BEYOND = {
-  "experts": (
+  "experts of another kind": (
     "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts",
     "num_experts_per_tok", "moe_intermediate_size",
   ),
+  "a gate of shared experts": ("shared_expert_intermediate_size",),
   "latent attention": ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim"),
   "linear attention or a state": (
     "linear_num_value_heads", "linear_num_key_heads", "linear_attn_config", "mamba_d_state",
@@ -119,6 +120,8 @@ class _Types:
   architectures: list[str] | None = None
   attention_bias: bool | None = None
   attn_logit_softcapping: _Cap | None = None
+  clip_qkv: _Positive | None = None
+  decoder_sparse_step: _Size | None = None
   final_logit_softcapping: _Cap | None = None
   head_dim: _Size | None = None
   hidden_act: str | None = None
@@ -132,8 +135,10 @@ class _Types:
   max_position_embeddings: _Size | None = None
   max_window_layers: _Window | None = None
   mlp_bias: bool | None = None
+  mlp_only_layers: list[int] | None = None
   mlp_type: str | None = None
   model_type: str | None = None
+  moe_intermediate_size: _Size | None = None
   n_embd: _Size | None = None
   n_head: _Size | None = None
   n_inner: _Size | None = None
@@ -142,10 +147,14 @@ class _Types:
   no_rope_layer_interval: _Size | None = None
   no_rope_layers: list[Annotated[int, msgspec.Meta(ge=0, le=1)]] | None = None
   norm_epsilon: _Fraction | msgspec.UnsetType = msgspec.UNSET  # not null
+  norm_topk_prob: bool | None = None
   norm_type: str | None = None
   num_attention_heads: _Size | None = None
+  num_experts: _Window | None = None
+  num_experts_per_tok: _Size | None = None
   num_hidden_layers: _Layers | None = None
   num_key_value_heads: _Size | None = None
+  num_local_experts: _Size | None = None
   original_max_position_embeddings: _Size | None = None
   partial_rotary_factor: _Fraction | None = None
   qk_layernorm: bool | None = None

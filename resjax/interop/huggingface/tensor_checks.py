@@ -30,6 +30,7 @@ def check_sizes(
     "the vocabulary": config.vocab_size,
     "the width": config.d_model,
     "the width of the MLP": config.mlp_dim,
+    "the width of an expert": config.expert_dim,
     "the width of all heads": config.num_heads * config.head_dim,
     "the number of learned positions": config.max_positions * (config.positions == "learned"),
   }
@@ -44,12 +45,9 @@ def expected_shapes(
   """Returns the shape of every tensor of a decoder, by name."""
   expected: dict[str, tuple[int, ...]] = {}
   for tensor in family.tensors_of(config, parameters):
-    shape = parameters[tensor.path].shape
-    if tensor.stacked:
-      stored = tensor.stored_shape(shape[1:], config)
-      expected |= {tensor.name.format(layer): stored for layer in range(config.num_layers)}
-    else:
-      expected[tensor.name] = tensor.stored_shape(shape, config)
+    names = tensor.names(config)
+    shape = parameters[tensor.path].shape[names.ndim :]
+    expected |= dict.fromkeys(names.flat, tensor.stored_shape(shape, config))
   return expected
 
 

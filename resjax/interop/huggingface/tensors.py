@@ -1,8 +1,8 @@
 """How the tensors of a file correspond to the parameters of a decoder."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -30,9 +30,11 @@ class Tensor:
   """One parameter of a decoder, and the tensor of a file that holds it.
 
   Attributes:
-    name: the name of the tensor; {} stands for the number of the layer.
-    path: the path of the parameter; under `layers` it is stacked over the layers.
-    transposed: whether the last axis of the parameter is the first one of the tensor.
+    name: the name of the tensor; {} stands for the number of the layer, and a second {} for that of
+      an expert.
+    path: the path of the parameter; under `layers` it is stacked over the layers that have it, and
+      then over experts.
+    transposed: whether the last two axes of the parameter are exchanged in the tensor.
     offset: the number to add to the tensor to get the parameter.
     part: the place in a tensor that holds several parameters; None if it holds this one alone.
   """
@@ -48,15 +50,31 @@ class Tensor:
     """Whether each layer has a tensor of its own."""
     return "{}" in self.name
 
+  def names(self, config: DecoderConfig) -> np.ndarray:
+    """Returns the names of the tensors that hold the parameter, along its leading axes.
+
+    They are one name [], one for each layer that has the parameter [L], or one for each of their
+    experts [L, E].
+    """
+    if not self.stacked:
+      return np.array(self.name, object)
+    own = {"layers/mlp/": config.dense_layers, "layers/moe/": config.routed_layers}
+    found = (layers for place, layers in own.items() if self.path.startswith(place))
+    layers = next(found, range(config.num_layers))
+    if self.name.count("{}") == 1:
+      return np.array([self.name.format(layer) for layer in layers], object)
+    experts = range(config.moe.num_experts)
+    return np.array([[self.name.format(layer, e) for e in experts] for layer in layers], object)
+
   def stored_shape(self, shape: tuple[int, ...], config: DecoderConfig) -> tuple[int, ...]:
-    """Returns the shape of the tensor, given that of the parameter of one layer."""
+    """Returns the shape of a tensor, given that of its part of the parameter."""
     if not shape:
       return shape
     *rest, last = shape
     if self.part:
       widths = self.part.widths(config)
       last = last // widths[self.part.index] * sum(widths)
-    return (last, *rest) if self.transposed else (*rest, last)
+    return (*rest[:-1], last, rest[-1]) if self.transposed else (*rest, last)
 
   def read(
     self,
@@ -65,9 +83,9 @@ class Tensor:
     index: Index,
     config: DecoderConfig,
   ) -> np.ndarray:
-    """Returns the slice `index` of the parameter of one layer, without `offset`.
+    """Returns the slice `index` of a tensor's part of the parameter, without `offset`.
 
-    The parameter has this shape, and `slice_of` reads slices of the tensor.
+    The part has this shape, and `slice_of` reads slices of the tensor.
     """
     if not shape:
       return slice_of(())
@@ -85,9 +103,9 @@ class Tensor:
     return found[..., last.start - first * width : last.stop - first * width]
 
   def write(self, target: np.ndarray, value: np.ndarray, config: DecoderConfig) -> None:
-    """Writes the parameter of one layer into the tensor `target`, or into its part of it."""
+    """Writes what a tensor has of the parameter into `target`, or into its place there."""
     value = value - np.float32(self.offset) if self.offset else value
-    target = np.moveaxis(target, 0, -1) if self.transposed else target
+    target = target.swapaxes(-1, -2) if self.transposed else target
     if self.part is None:
       target[...] = value
       return
@@ -101,7 +119,7 @@ class Tensor:
   ) -> np.ndarray:
     """Reads a slice of the tensor, with its axes in the order of the parameter."""
     if self.transposed:
-      return np.moveaxis(slice_of((last, *rest)), 0, -1)
+      return slice_of((*rest[:-1], last, rest[-1])).swapaxes(-1, -2)
     return slice_of((*rest, last))
 
   def _place(self, part: Part, config: DecoderConfig) -> tuple[int, int, int]:
@@ -134,6 +152,10 @@ class TensorNames(Protocol):
   @property
   def buffers(self) -> tuple[str, ...]:
     """The endings of names of tensors that are not parameters."""
+    ...
+
+  def as_stored(self, stored: Collection[str]) -> Self:
+    """Returns the names of tensors that files have, which hold tensors with these names."""
     ...
 
   def tensors_of(self, config: DecoderConfig, parameters: Mapping[str, Any]) -> tuple[Tensor, ...]:

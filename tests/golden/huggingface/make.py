@@ -96,6 +96,17 @@ MODELS = {
       "long_factor": [1.0, 3.0, 9.0],
     },
   }, "bfloat16", 20_000),
+  "mixtral": ("Mixtral", _LLAMA | {
+    "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7, "head_dim": 8,
+    "intermediate_size": 20,
+  }, "bfloat16", 20_000),
+  "qwen3_moe": ("Qwen3Moe", _LLAMA | {
+    "num_hidden_layers": 4, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True,
+    "moe_intermediate_size": 12, "decoder_sparse_step": 1, "mlp_only_layers": [0], "head_dim": 8,
+  }, "float16", None),
+  "olmoe": ("Olmoe", _LLAMA | {
+    "num_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 16,
+  }, "bfloat16", None),
 }  # fmt: skip
 
 

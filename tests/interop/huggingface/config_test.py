@@ -361,14 +361,21 @@ def test_what_decides_cannot_be_ignored(tmp_path):
   [
     (
       {"model_type": "deepseek_v3", "n_routed_experts": 256, "kv_lora_rank": 512},
-      r"'deepseek_v3' is not supported: it has experts \(n_routed_experts\) and latent attention "
-      r"\(kv_lora_rank\), which resjax does not compute; allowed: llama, ",
+      r"'deepseek_v3' is not supported: it has experts of another kind \(n_routed_experts\) and "
+      r"latent attention \(kv_lora_rank\), which resjax does not compute; allowed: llama, ",
+    ),
+    (
+      {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 5632},
+      r"'qwen2_moe' is not supported: it has a gate of shared experts \(shared_expert_inter",
     ),
     (
       {"model_type": "qwen3_next", "text_config": {"linear_num_key_heads": 16}},
       r"it has linear attention or a state \(linear_num_key_heads\), which",
     ),
-    ({"num_local_experts": 8}, r"num_local_experts=8 is not known .*: it has experts \("),
+    (
+      {"num_local_experts": 8},
+      r"num_local_experts=8 is not known .*: it has experts of another kind",
+    ),
     ({"quantization_config": {"bits": 4}}, r"it has packed weights \(quantization_config\), which"),
     ({"model_type": "falcon"}, "'falcon' is not supported; allowed"),
   ],

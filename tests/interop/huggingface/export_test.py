@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from resjax.data.tokenizer import ByteTokenizer, train_bpe
 from resjax.interop import huggingface
-from resjax.models.config import LayerRope, MupConfig, ShortSWAConfig
+from resjax.models.config import LayerRope, MoEConfig, MupConfig, ShortSWAConfig
 from resjax.nn.rope_scaling import RopeScaling
 from tests.helpers import decoders, layouts, walks
 from tests.interop.huggingface.golden_test import FOLDER, NAMES
@@ -30,7 +30,8 @@ def stored(folder):
   return tensors
 
 
-@walks.names("llama", "gpt2", "gpt_neox", "gemma2", among=NAMES)  # one of each table of names
+# One of each table of names.
+@walks.names("llama", "gpt2", "gpt_neox", "gemma2", "mixtral", "qwen3_moe", among=NAMES)
 def test_tensors_are_those_that_transformers_wrote(name, tmp_path):
   want = stored(FOLDER / name)
   decoder, dtype = huggingface.load(FOLDER / name), str(next(iter(want.values())).dtype)
@@ -116,6 +117,13 @@ GEMMA3 = {
     ("gpt2", {"num_kv_heads": 4}, "gpt2"),
     ("gpt2", {"num_kv_heads": 4, "query_pre_attn_scalar": 1.0}, "gpt2"),
     ("gpt2", {"num_kv_heads": 4, "positions": "rope", "mlp": "gelu_exact"}, "gpt_neox"),
+    ("llama", {"moe": MoEConfig(4), "windows": (4,)}, "mixtral"),
+    ("llama", {"moe": MoEConfig(4, expert_dim=6, first_dense=1), "qk_norm": True}, "qwen3_moe"),
+    (
+      "llama",
+      {"moe": MoEConfig(4, norm_topk_prob=False), "qk_norm": True, "qk_norm_over": "heads"},
+      "olmoe",
+    ),
   ],
 )
 def test_the_family_of_our_own_decoders(style, changes, family):
@@ -162,6 +170,12 @@ def test_a_sharded_decoder_in_bfloat16(tmp_path):
     ({"windows": (4, 8, 0)}, r"config.model.windows=\(4, 8, 0\), there"),
     ({"parallel": True}, "config.model.parallel=True, there False"),
     ({"logit_softcap": 3.0}, "llama: config.model.logit_softcap=3.0, there 0.0$"),
+    ({"moe": MoEConfig(4, score="sigmoid")}, "mixtral: config.model.moe.score='sigmoid', there 's"),
+    (
+      {"moe": MoEConfig(4, num_shared_experts=2, routed_scaling_factor=2.0)},
+      "mixtral: config.model.moe.num_shared_experts=2, there 0; .*scaling_factor=2.0, there 1.0$",
+    ),
+    ({"moe": MoEConfig(4, first_dense=1), "residual": "gate"}, "routed_layers=.*, there "),
     (
       {"rope_fraction": 0.5, "bias": "attention"},
       "llama: config.model.rope_fraction=0.5, there 1.0$",

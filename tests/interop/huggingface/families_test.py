@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from resjax.base.sharding import Layout
 from resjax.interop import huggingface
-from resjax.models.config import LayerRope
+from resjax.models.config import LayerRope, MoEConfig
 from resjax.models.parameters import parameters
 from resjax.nn.rope_scaling import RopeScaling
 from tests.interop.huggingface.config_test import write
@@ -91,6 +91,35 @@ FILES = {
     "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 2047,
     "tie_word_embeddings": False, "vocab_size": 32064,
   },
+  "mistralai/Mixtral-8x7B-v0.1": {
+    "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "model_type": "mixtral", "num_attention_heads": 32, "num_experts_per_tok": 2,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+    "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02, "sliding_window": None, "tie_word_embeddings": False,
+    "vocab_size": 32000,
+  },
+  "Qwen/Qwen3-30B-A3B": {
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1,
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144,
+    "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [],
+    "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": True,
+    "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": False,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001, "sliding_window": None, "tie_word_embeddings": False,
+    "use_sliding_window": False, "vocab_size": 151936,
+  },
+  "allenai/OLMoE-1B-7B-0924": {
+    "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "clip_qkv": None,
+    "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 1024,
+    "max_position_embeddings": 4096, "model_type": "olmoe", "norm_topk_prob": False,
+    "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8,
+    "num_hidden_layers": 16, "num_key_value_heads": 16, "output_router_logits": False,
+    "rope_scaling": None, "rope_theta": 10000.0, "router_aux_loss_coef": 0.01,
+    "tie_word_embeddings": False, "vocab_size": 50304,
+  },
 }  # fmt: skip
 LOCAL, GLOBAL = LayerRope(1e4), LayerRope(1e6)
 YARN = RopeScaling("yarn", 8.0, original_max_positions=8192, attention_factor=1.2079441541679836)
@@ -111,6 +140,13 @@ CHOICES = {
   "bigcode/starcoder2-3b": {"bias": "all", "mlp": "gelu", "windows": (4096,), "norm_eps": 1e-5},
   "stabilityai/stablelm-2-1_6b": {"bias": "qkv", "norm_bias": True, "rope_fraction": 0.25},
   "microsoft/Phi-3-mini-4k-instruct": {"windows": (2047,), "mlp": "swiglu", "norm_eps": 1e-5},
+  "mistralai/Mixtral-8x7B-v0.1": {"moe": MoEConfig(8, 2), "windows": (0,), "rope_theta": 1e6},
+  "Qwen/Qwen3-30B-A3B": {
+    "moe": MoEConfig(128, 8, expert_dim=768), "qk_norm": True, "windows": (0,),
+  },
+  "allenai/OLMoE-1B-7B-0924": {
+    "moe": MoEConfig(64, 8, norm_topk_prob=False), "qk_norm_over": "heads", "norm_eps": 1e-5,
+  },
 }  # fmt: skip
 # The published numbers of parameters, without those that read images.
 SIZES = {
@@ -122,6 +158,9 @@ SIZES = {
   "bigcode/starcoder2-3b": 3_030_371_328,
   "stabilityai/stablelm-2-1_6b": 1_644_515_328,
   "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
+  "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+  "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+  "allenai/OLMoE-1B-7B-0924": 6_919_161_856,
 }
 
 
@@ -180,6 +219,27 @@ def test_longrope_of_phi_3(tmp_path):
 
 
 @pytest.mark.parametrize(
+  ("change", "first_dense", "every", "routed"),
+  [
+    ({}, 0, 1, range(48)),
+    ({"mlp_only_layers": [1, 0]}, 2, 1, range(2, 48)),
+    ({"decoder_sparse_step": 3}, 0, 3, range(2, 48, 3)),
+    ({"decoder_sparse_step": 3, "mlp_only_layers": [0, 2, 9]}, 5, 3, range(5, 48, 3)),
+    ({"decoder_sparse_step": 49}, 0, 1, ()),
+    ({"mlp_only_layers": [*range(48)]}, 0, 1, ()),
+    ({"num_experts": 0}, 0, 1, ()),
+  ],
+)
+def test_layers_of_qwen3_with_experts(change, first_dense, every, routed, tmp_path):
+  config = huggingface.read_config(write(tmp_path, FILES["Qwen/Qwen3-30B-A3B"] | change))
+  assert (config.moe.first_dense, config.moe.every) == (first_dense, every)
+  assert config.routed_layers == tuple(routed)
+  family, settings = huggingface.find_family(config)
+  assert family.model_type == ("qwen3_moe" if routed else "qwen3")
+  assert huggingface.read_config(write(tmp_path, settings)) == config
+
+
+@pytest.mark.parametrize(
   ("name", "change", "message"),
   [
     (
@@ -210,6 +270,18 @@ def test_longrope_of_phi_3(tmp_path):
       {"rope_scaling": {"type": "linear", "factor": 2.0}},
       "rope_type='linear' is not supported; allowed: default, longrope",
     ),
+    ("allenai/OLMoE-1B-7B-0924", {"clip_qkv": 8.0}, "clip_qkv=8.0 is not supported; allowed: None"),
+    ("allenai/OLMoE-1B-7B-0924", {"num_experts": 0}, "num_experts=0 is not .*allowed: at least 1"),
+    ("allenai/OLMoE-1B-7B-0924", {"num_experts": 4}, "num_experts_per_tok=8 must be in 1..4"),
+    ("Qwen/Qwen3-30B-A3B", {"num_local_experts": 8}, "num_local_experts=8 is not .*allowed: 128"),
+    (
+      "Qwen/Qwen3-30B-A3B",
+      {"mlp_only_layers": [0, 3]},
+      r"mlp_only_layers=\[0, 3\] is not supported; allowed: layers before all that have experts",
+    ),
+    ("Qwen/Qwen3-30B-A3B", {"shared_expert_intermediate_size": 5632}, "it has a gate of shared"),
+    ("mistralai/Mixtral-8x7B-v0.1", {"kv_lora_rank": 512}, "it has latent attention"),
+    ("mistralai/Mixtral-8x7B-v0.1", {"hidden_act": "relu"}, "hidden_act='relu' is not supported"),
   ],
 )
 def test_refusals(name, change, message, tmp_path):

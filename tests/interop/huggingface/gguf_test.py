@@ -273,7 +273,7 @@ def nested(depth):
     (bare("llama"), "has no llama.embedding_length; give a file that has it"),
     (
       written(llama__expert_count=8),
-      r"num_experts=8 .*experts \(num_experts\), which resjax does not",
+      "llama.expert_count=8: experts are not read from GGUF files; give the folder of safetensors",
     ),
     (written(llama__attention__sliding_window=4), "sliding_window=4 is not known for"),
     (written(llama__strange=3), "strange=3 is not known for .*--hf_ignore=strange"),

@@ -77,7 +77,7 @@ def test_every_family_is_there():
 
 
 # One or two of each kind of layer; the other families are slow tests.
-QUICK = ("llama", "gpt2", "gpt_neox", "gemma2", "olmo3", "phi3", "qwen3", "stablelm")
+QUICK = ("llama", "gpt2", "gpt_neox", "gemma2", "olmo3", "phi3", "qwen3", "stablelm", "qwen3_moe")
 
 
 @walks.names(*QUICK, slow=huggingface.FAMILIES.keys() & set(NAMES), among=NAMES)

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 from resjax.interop import huggingface
 from resjax.interop.huggingface.tensors import Part, Tensor
 from tests.helpers import layouts
+from tests.interop.huggingface.export_test import assert_same, stored
 from tests.interop.huggingface.golden_test import FOLDER, logits, reference
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -75,6 +76,7 @@ def test_any_slice_of_a_part_is_read(per_head):
     pytest.param("gpt2", {"data": 1, "fsdp": 8}, marks=pytest.mark.release),
     pytest.param("olmo2", {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.release),
     pytest.param("phi3", {"data": 1, "fsdp": 4, "tensor": 2}, marks=pytest.mark.release),
+    ("qwen3_moe", {"data": 1, "fsdp": 2, "expert": 2, "tensor": 2}),
   ],
 )
 def test_shards_are_slices_of_the_same_parameters(name, mesh):
@@ -94,6 +96,48 @@ def test_shards_are_slices_of_the_same_parameters(name, mesh):
   tokens = np.tile(reference(name)["tokens"], (4, 1))
   got = logits(split, jax.device_put(tokens, layout.sharding("batch", "tokens")))
   assert np.abs(got[:2] - reference(name)["logits"]).max() <= 1e-4
+
+
+def in_one_tensor(tensors):
+  """The tensors of a layer's experts, as transformers 5 holds them and writes them on request."""
+  found, matrices = {}, {}
+  for name, tensor in tensors.items():
+    match = re.fullmatch(r"(.*\.)\w+\.experts\.(\d+)\.(\w+)\.weight", name)
+    if match:
+      matrices.setdefault(f"{match[1]}mlp.experts.", {})[match[3], int(match[2])] = tensor
+    else:
+      found[name.replace(".block_sparse_moe.", ".mlp.")] = tensor
+  for place, of_layer in matrices.items():
+    experts = range(len(of_layer) // 3)
+    for gate, up, down in (("w1", "w3", "w2"), ("gate_proj", "up_proj", "down_proj")):
+      if (gate, 0) in of_layer:
+        both = [np.concatenate([of_layer[gate, e], of_layer[up, e]]) for e in experts]
+        found[f"{place}gate_up_proj"] = np.stack(both)
+        found[f"{place}down_proj"] = np.stack([of_layer[down, e] for e in experts])
+  return found
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts_in_one_tensor(name, copied):
+  folder = copied(name)
+  want = huggingface.load(folder)
+  tensors = in_one_tensor(stored(folder))
+  assert sum("experts" in name for name in tensors) == 2 * len(want.config.routed_layers)
+  for file in folder.glob("model*"):
+    file.unlink()
+  save_file(tensors, folder / "model.safetensors")
+  assert_same(want, huggingface.load(folder))
+  layout = layouts.layout("fsdp", data=1, fsdp=4, expert=2) if name == "qwen3_moe" else None
+  assert_same(want, huggingface.load(folder, layout=layout))
+
+
+def test_an_expert_that_is_missing(copied):
+  folder = copied("olmoe")
+  tensors, name = stored(folder), "model.layers.1.mlp.experts.6.up_proj.weight"
+  del tensors[name]
+  save_file(tensors, folder / "model.safetensors")
+  with pytest.raises(ValueError, match=f"1 tensors .*\n  {name}  expected \\(16, 24\\) .*nothing;"):
+    huggingface.load(folder)
 
 
 def test_dtypes():

@@ -41,6 +41,11 @@ def _nested(sliding, full):
 
 _STAR = {key: value for key, value in _LLAMA.items() if key != "rms_norm_eps"}
 _STABLE = make._COMMON | {"num_key_value_heads": 4}
+_QWEN = _LLAMA | {
+  "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "norm_topk_prob": True,
+  "head_dim": 8,
+}  # fmt: skip
+_OLMOE = _LLAMA | {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 18}
 _GEMMA = _LLAMA | {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 8} | _types("sfs")
 
 # Class of transformers, its settings, dtype of the file, largest shard.
@@ -150,6 +155,51 @@ ODD = {
     "Qwen3", _LLAMA | {"head_dim": 6, "rope_parameters": _YARN | {"beta_fast": 8.0}}, "float32",
     None,
   ),
+  "mixtral usual": ("Mixtral", _LLAMA | {"num_local_experts": 8}, "bfloat16", 20_000),
+  "mixtral tied, one key head, window of five": (
+    "Mixtral", _LLAMA | {
+      "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 5,
+      "num_key_value_heads": 1, "tie_word_embeddings": True, "vocab_size": 83,
+    }, "float16", None,
+  ),
+  "mixtral with every expert": (
+    "Mixtral", _LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 4, "head_dim": 10},
+    "float32", None,
+  ),
+  "mixtral yarn": (
+    "Mixtral", _LLAMA | {"num_local_experts": 6, "rope_parameters": _YARN}, "bfloat16", None,
+  ),
+  "qwen3 moe not normalised": ("Qwen3Moe", _QWEN | {"norm_topk_prob": False}, "float32", 20_000),
+  "qwen3 moe with one expert a token": (
+    "Qwen3Moe", _QWEN | {"norm_topk_prob": False, "num_experts_per_tok": 1}, "bfloat16", None,
+  ),
+  "qwen3 moe in turn": (
+    "Qwen3Moe", _QWEN | {"num_hidden_layers": 5, "decoder_sparse_step": 2}, "float16", 15_000,
+  ),
+  "qwen3 moe dense first, biases, window": (
+    "Qwen3Moe", _QWEN | {
+      "mlp_only_layers": [0, 1], "attention_bias": True, "use_sliding_window": True,
+      "sliding_window": 4, "num_hidden_layers": 4,
+    }, "float32", None,
+  ),
+  "qwen3 moe in turn behind a dense one": (
+    "Qwen3Moe", _QWEN | {
+      "mlp_only_layers": [1], "decoder_sparse_step": 2, "num_hidden_layers": 6,
+      "tie_word_embeddings": True, "rope_parameters": _LLAMA3,
+    }, "bfloat16", None,
+  ),
+  "olmoe usual": (
+    "Olmoe", _OLMOE | {"num_experts": 16, "num_experts_per_tok": 8}, "bfloat16", None,
+  ),
+  "olmoe normalised, one key head": (
+    "Olmoe", _OLMOE | {"norm_topk_prob": True, "num_key_value_heads": 1}, "float16", 20_000,
+  ),
+  "olmoe with biases": (
+    "Olmoe", _OLMOE | {
+      "attention_bias": True, "vocab_size": 71, "tie_word_embeddings": True,
+      "rope_parameters": _PLAIN | {"rope_type": "linear", "factor": 2.0},
+    }, "float32", None,
+  ),
 }  # fmt: skip
 
 
@@ -226,14 +276,29 @@ def test_odd_models(name, tmp_path):
   again_read = huggingface.load(tmp_path / "ours")
   assert_same(decoder, again_read)
   first, second = stored(tmp_path / "theirs"), stored(tmp_path / "ours")
-  types = [
-    json.loads((tmp_path / folder / "config.json").read_text())["model_type"]
-    for folder in ("theirs", "ours")
+  said = [
+    json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("theirs", "ours")
   ]
-  if types[0] != types[1]:  # Phi-3 without longrope is a Mistral, and longrope alone is Phi-3's
+  # Phi-3 without longrope is a Mistral, and longrope alone is Phi-3's.
+  if said[0]["model_type"] != said[1]["model_type"]:
     return
+  if decoder.config.routed_layers:
+    assert again_read.config == decoder.config
+    for key in said[0].keys() & said[1].keys() - {"bos_token_id", "eos_token_id"}:
+      assert said[0][key] in (None, said[1][key]), key
   assert first.keys() == second.keys()
   for path, tensor in first.items():
     # Gains of Gemma's norms, here below 3, are stored less 1 and were rounded when it was added.
     atol = 2**-23 if "norm" in path and name.startswith("gemma") else 0
     np.testing.assert_allclose(np.float32(second[path]), np.float32(tensor), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe", "Olmoe"])
+def test_experts_that_transformers_wrote_in_one_tensor(kind, tmp_path):
+  name = {"Mixtral": "mixtral usual", "Qwen3Moe": "qwen3 moe in turn", "Olmoe": "olmoe usual"}[kind]
+  model = build(name, 0)
+  for folder, original in (("hub", True), ("fused", False)):
+    model.save_pretrained(tmp_path / folder, max_shard_size=20_000, save_original_format=original)
+  names = stored(tmp_path / "fused").keys()
+  assert any(name.endswith("experts.gate_up_proj") for name in names)
+  assert_same(huggingface.load(tmp_path / "hub"), huggingface.load(tmp_path / "fused"))

@@ -5,6 +5,7 @@ from resjax.interop.huggingface.families import FAMILIES
 FAMILIES["llama"]
 """
 
+from resjax.interop.huggingface.families.experts import MIXTRAL, OLMOE, QWEN3_MOE
 from resjax.interop.huggingface.families.family import Family
 from resjax.interop.huggingface.families.gemma import GEMMA, GEMMA2, GEMMA3
 from resjax.interop.huggingface.families.gpt import GPT2, GPT_NEOX
@@ -21,6 +22,7 @@ FAMILIES = {
   for family in (
     LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GPT2, GPT_NEOX,
     GEMMA3, OLMO2, OLMO3, SMOLLM3, STARCODER2, STABLELM, PHI3,
+    MIXTRAL, QWEN3_MOE, OLMOE,
   )
 }  # fmt: skip
 

@@ -1,8 +1,8 @@
 """Model families: the class, and functions that families share."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Self
 
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Tensor
@@ -25,6 +25,7 @@ class Family:
     whole_heads: whether D must be a multiple of H, whatever the head width C is.
     parallel: `tensors` where attention and MLP read the same input, if they differ. Two parameters
       may have one name there; they must be equal to be written.
+    fused: `tensors` of files that have the experts of a layer in one tensor; empty: there are none.
     nested: the name of the family, and the class, of files that hold such a model in `text_config`,
       beside what reads images; None: there are no such files.
   """
@@ -38,7 +39,13 @@ class Family:
   buffers: tuple[str, ...] = ()
   whole_heads: bool = False
   parallel: tuple[Tensor, ...] = ()
+  fused: tuple[Tensor, ...] = ()
   nested: tuple[str, str] | None = None
+
+  @property
+  def routes(self) -> bool:
+    """Whether layers have a mixture of experts."""
+    return bool(self.fused)
 
   def decoder_config(self, settings: Settings, dtype: str = "float32") -> DecoderConfig:
     """Returns the config of a decoder, whose activations have this dtype.
@@ -50,6 +57,12 @@ class Family:
     fields["init_std"] = float(settings.take("initializer_range", 0.02))
     settings.finish()
     return DecoderConfig(**fields, dtype=dtype)
+
+  def as_stored(self, stored: Collection[str]) -> Self:
+    """Returns the family with that table of tensors whose experts are among the stored ones."""
+    own = {tensor.name.rpartition("{}")[2] for tensor in {*self.fused} - {*self.tensors}}
+    has_fused = any(name.endswith(tuple(own)) for name in stored)
+    return dataclasses.replace(self, tensors=self.fused) if has_fused else self
 
   def tensors_of(self, config: DecoderConfig, parameters: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """Returns the tensors of a decoder, given its parameters by path."""

@@ -184,7 +184,8 @@ def tensors(norms: dict[str, str], offset: float = 0.0) -> tuple[Tensor, ...]:
 # The norms of a layer in most families, and what the names of tensors in a file begin and end with.
 NORMS = {"input_layernorm": "norms/attention/x", "post_attention_layernorm": "norms/mlp/x"}
 FILES: dict[str, Any] = {"prefix": "model.", "buffers": (".rotary_emb.inv_freq",)}
-_SHARED: dict[str, Any] = {"tensors": tensors(NORMS), **FILES}
+TENSORS = tensors(NORMS)
+_SHARED: dict[str, Any] = {"tensors": TENSORS, **FILES}
 
 LLAMA = Family("llama", "LlamaForCausalLM", _read_llama, _write_llama, **_SHARED, whole_heads=True)
 MISTRAL = Family("mistral", "MistralForCausalLM", _read_mistral, _write_mistral, **_SHARED)

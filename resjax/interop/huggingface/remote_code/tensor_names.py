@@ -1,7 +1,7 @@
 """The names of the tensors of a decoder with remote code."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,10 @@ _PLACES = (
   ("final_norm/", "model.norm."),
   ("layers/attention/", "model.layers.{}.self_attn."),
   ("layers/mlp/", "model.layers.{}.mlp."),
+  ("layers/moe/router/", "model.layers.{}.mlp.gate."),
+  ("layers/moe/selection_bias", "model.layers.{}.mlp.gate.e_score_correction_bias"),
+  ("layers/moe/shared/", "model.layers.{}.mlp.shared_mlp."),
+  ("layers/moe/", "model.layers.{}.mlp.experts.{}."),
   ("layers/norms/attention/", "model.layers.{}.attention_norms."),
   ("layers/norms/mlp/x/", "model.layers.{}.mlp_norm."),
   ("layers/post_norms/attention/", "model.layers.{}.attention_out_norm."),
@@ -71,6 +75,10 @@ class RemoteNames:
   buffers = ("rotary_emb.inv_freq",)
   nested = None
   tensors = tuple(Tensor(name, path) for path, name in _PLACES[:3])
+
+  def as_stored(self, stored: Collection[str]) -> Self:
+    """Returns these names: there is one form of such files."""
+    return self
 
   def tensors_of(self, config: DecoderConfig, parameters: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """Returns the tensors of a decoder, given its parameters by path, parts `apart`."""
