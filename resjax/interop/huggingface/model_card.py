@@ -55,6 +55,7 @@ def model_card(
     "residual path": ", ".join([config.residual.name, *options]),
     "layers, width, MLP": f"{config.num_layers}, {config.d_model}, {config.mlp_dim}",
     "heads": f"{config.num_heads} of {config.head_dim}, {config.num_kv_heads} for keys and values",
+    **_experts(config),
     "vocabulary": f"{config.vocab_size:,}",
     "parameters": f"{num_parameters:,}, {dtype}",
     **facts,
@@ -67,6 +68,16 @@ def model_card(
   if modeling:
     text += _CODE.format(modeling=modeling) + "\n" + _served(config)
   return text
+
+
+def _experts(config: DecoderConfig) -> dict[str, str]:
+  """Returns the row about experts, if there are any."""
+  moe, layers = config.moe, len(config.routed_layers)
+  if not layers:
+    return {}
+  shared = f", {moe.num_shared_experts} of all tokens" * bool(moe.num_shared_experts)
+  what = f"{moe.num_experts} of width {config.expert_dim} in {layers} layers, "
+  return {"experts": f"{what}{moe.num_experts_per_tok} for a token{shared}"}
 
 
 def _served(config: DecoderConfig) -> str:

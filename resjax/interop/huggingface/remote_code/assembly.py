@@ -96,8 +96,8 @@ def files(name: str, parts: Collection[str] = ()) -> dict[str, str]:
   Args:
     name: of the combinator.
     parts: what the layers have besides attention and MLP: `views`, `values`, `norm_gate`,
-      `short_swa`, `parallel`, several sizes of windows (`windows`), or frequencies by the length of
-      a row (`longrope`).
+      `short_swa`, `parallel`, `experts` in place of MLPs, several sizes of windows (`windows`), or
+      frequencies by the length of a row (`longrope`).
   """
   own, options = template(name), combinators.options(name)
   lines = [f'  "{own.setting(option)}": {_literal(options[option])},\n' for option in own.options]

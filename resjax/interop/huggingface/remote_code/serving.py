@@ -25,6 +25,8 @@ def vllm_obstacles(config: DecoderConfig) -> list[str]:
     found.append(f"config.model.windows={config.windows!r} has several sizes, there one")
   if any(rope.scaling.kind == "longrope" for rope in config.layer_ropes if rope is not None):
     found.append("config.model.rope_scaling.kind='longrope', there frequencies for every length")
+  if config.routed_layers and config.mlp != "swiglu":
+    found.append(f"config.model.mlp={config.mlp!r}, there swiglu for experts")
   if config.logit_softcap and config.mup.base_width:
     found.append("config.model.logit_softcap comes after the factor of config.model.mup.base_width")
   return found

@@ -28,11 +28,8 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 def obstacles(config: DecoderConfig) -> list[str]:
   """Returns a phrase for each option of a decoder that the code does not express.
 
-  It expresses all fields of the config but `moe`, and of a combinator the options that its template
-  knows.
+  It expresses all fields of the config, and of a combinator the options that its template knows.
   """
-  if config.moe.num_experts:
-    return [f"config.model.moe.num_experts={config.moe.num_experts}, there 0"]
   name, known = config.residual.name, assembly.names()
   if name not in known:
     return [f"config.model.residual.name={name!r} has no template; there are {', '.join(known)}"]
@@ -58,6 +55,7 @@ def parts(config: DecoderConfig) -> tuple[str, ...]:
     "parallel": config.parallel,
     "values": config.value_residual != "none" or config.value_mixing != "none",
     "norm_gate": config.norm_gate.rank > 0,
+    "experts": bool(config.routed_layers),
     "short_swa": config.short_swa.window > 0,
     "windows": len(set(config.layer_windows) - {0}) > 1,
     "longrope": any(rope.short_length for rope in _ropes(config)),
@@ -186,7 +184,7 @@ def _frequencies(config: DecoderConfig, width: int) -> list:
 
 
 def _parts(config: DecoderConfig) -> dict[str, Any]:
-  short_width = config.d_model // config.short_swa_heads
+  short_width, moe = config.d_model // config.short_swa_heads, config.moe
   found: dict[str, dict[str, Any]] = {
     "norm_gate": {
       "norm_gate_rank": config.norm_gate.rank,
@@ -204,6 +202,19 @@ def _parts(config: DecoderConfig) -> dict[str, Any]:
       "short_swa_heads": config.short_swa_heads,
       "short_swa_scaling": config.short_swa_scores.scale_for(short_width),
       "short_swa_frequencies": _frequencies(config, short_width) if config.short_swa.window else [],
+    },
+    "experts": {
+      "mlp_layer_types": [
+        "sparse" if layer in config.routed_layers else "dense" for layer in range(config.num_layers)
+      ],
+      "num_experts": moe.num_experts,
+      "num_experts_per_tok": moe.num_experts_per_tok,
+      "moe_intermediate_size": config.expert_dim,
+      "shared_intermediate_size": moe.num_shared_experts * config.expert_dim,
+      "scoring_func": moe.score,
+      "norm_topk_prob": moe.norm_topk_prob,
+      "routed_scaling_factor": moe.routed_scaling_factor,
+      "selection_bias": moe.selection_bias,
     },
     "windows": {"layer_windows": list(config.layer_windows)},
     "longrope": {"rope_short_lengths": [rope.short_length for rope in _ropes(config)]},

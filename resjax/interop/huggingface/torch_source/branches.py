@@ -160,9 +160,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
   """down(act(up x))."""
 
-  def __init__(self, config: ResjaxConfig):
+  def __init__(self, config: ResjaxConfig, inner: int):
     super().__init__()
-    sizes, bias = (config.hidden_size, config.intermediate_size), config.mlp_bias
+    sizes, bias = (config.hidden_size, inner), config.mlp_bias
     self.act = ACT2FN[config.hidden_act]
     self.up_proj = nn.Linear(*sizes, bias=bias)
     self.down_proj = nn.Linear(*sizes[::-1], bias=bias)
@@ -179,6 +179,63 @@ class GatedMLP(MLP):
     return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
+def make_mlp(config: ResjaxConfig, inner: int) -> MLP:
+  """Returns an MLP of this inner width."""
+  return (GatedMLP if config.mlp_gated else MLP)(config, inner)
+
+
+#: if experts
+class Router(nn.Module):
+  """Chooses k experts for each token by scores softmax(x W) or sigmoid(x W), in float32."""
+
+  def __init__(self, config: ResjaxConfig):
+    super().__init__()
+    self.config = config
+    self.weight = nn.Parameter(torch.zeros(config.num_experts, config.hidden_size))
+    if config.selection_bias:
+      self.e_score_correction_bias = nn.Parameter(torch.zeros(config.num_experts))
+
+  def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the chosen experts [n, k] and their weights, given tokens [n, D]."""
+    config, logits = self.config, functional.linear(x.float(), self.weight.float())
+    scores = logits.softmax(-1) if config.scoring_func == "softmax" else logits.sigmoid()
+    ranked = scores + self.e_score_correction_bias.float() if config.selection_bias else scores
+    chosen = ranked.topk(config.num_experts_per_tok, dim=-1).indices
+    weights = scores.gather(-1, chosen)
+    if config.norm_topk_prob:
+      weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return chosen, config.routed_scaling_factor * weights
+
+
+class Experts(nn.ModuleList):
+  """Σ_e w_e MLP_e(x) over the chosen experts of each token; servers have kernels for its place."""
+
+  def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    out = torch.zeros_like(x, dtype=torch.float32)
+    for number, expert in enumerate(self):
+      tokens, places = torch.where(chosen == number)
+      made = weights[tokens, places, None] * expert(x[tokens]).float()
+      out = out.index_add(0, tokens, made)
+    return out.to(x.dtype)
+
+
+class MoE(nn.Module):
+  """A mixture of experts, and an MLP of all tokens beside it."""
+
+  def __init__(self, config: ResjaxConfig):
+    super().__init__()
+    inner, shared = config.moe_intermediate_size, config.shared_intermediate_size
+    self.gate = Router(config)
+    self.experts = Experts(make_mlp(config, inner) for _ in range(config.num_experts))
+    self.shared_mlp = make_mlp(config, shared) if shared else None
+
+  def forward(self, x: Tensor) -> Tensor:
+    tokens = x.flatten(0, -2)
+    out = self.experts(tokens, *self.gate(tokens)).view_as(x)
+    return out if self.shared_mlp is None else out + self.shared_mlp(x)
+
+
+#: end
 #: if views
 class ViewAttention(Attention):
   """Attention whose queries, keys and values are made of different inputs."""

@@ -51,6 +51,20 @@ DEFAULTS = {
   "hidden_act": "silu",
   "mlp_gated": True,
   "mlp_bias": False,
+  #: if experts
+  # Which layers have experts (sparse) in place of an MLP (dense), how many, how many a token
+  # chooses, their inner width, and that of an MLP of all tokens beside them. Scores are softmax or
+  # sigmoid of the router's logits; a bias may be added where experts are chosen.
+  "mlp_layer_types": ["sparse"],
+  "num_experts": 2,
+  "num_experts_per_tok": 1,
+  "moe_intermediate_size": 8,
+  "shared_intermediate_size": 0,
+  "scoring_func": "softmax",
+  "norm_topk_prob": True,
+  "routed_scaling_factor": 1.0,
+  "selection_bias": False,
+  #: end
   # Factors of embeddings and logits, a divisor of branches, and the soft cap of logits.
   "embedding_multiplier": 1.0,
   "branch_divisor": 1.0,
@@ -96,6 +110,11 @@ class ResjaxConfig(PretrainedConfig):
     "layers.*.mlp.gate_proj": "colwise",
     "layers.*.mlp.up_proj": "colwise",
     "layers.*.mlp.down_proj": "rowwise",
+    #: if experts
+    "layers.*.mlp.shared_mlp.gate_proj": "colwise",
+    "layers.*.mlp.shared_mlp.up_proj": "colwise",
+    "layers.*.mlp.shared_mlp.down_proj": "rowwise",
+    #: end
   }
 
   def __init__(self, **settings):

@@ -20,14 +20,14 @@ from transformers.utils.generic import can_return_tuple
 
 from .branches import (
   CACHE,
-  MLP,
   Attention,
-  GatedMLP,
+  MoE,
   NormGate,
   RotaryEmbedding,
   ShortAttention,
   ValueMixing,
   ViewAttention,
+  make_mlp,
   make_norm,
 )
 from .configuration import ResjaxConfig
@@ -47,7 +47,12 @@ class DecoderLayer(GradientCheckpointingLayer):
     self.inputs = ["x"]
     self.self_attn = Attention(config, layer_idx)
     #: end
-    self.mlp = (GatedMLP if config.mlp_gated else MLP)(config)
+    #: if experts
+    sparse = config.mlp_layer_types[layer_idx] == "sparse"
+    self.mlp = MoE(config) if sparse else make_mlp(config, config.intermediate_size)
+    #: else
+    self.mlp = make_mlp(config, config.intermediate_size)
+    #: end
     normed = views if config.pre_norm else []
     self.attention_norms = nn.ModuleDict({view: make_norm(config) for view in normed})
     self.mlp_norm = make_norm(config) if config.pre_norm else nn.Identity()

@@ -4,6 +4,7 @@ from resjax.interop.huggingface import remote_code
 from resjax.models.config import (
   DepthValuesConfig,
   LayerRope,
+  MoEConfig,
   MupConfig,
   NormGateConfig,
   ShortSWAConfig,
@@ -57,6 +58,12 @@ _STARTS_PLAIN = {**_DEPTH, "depth_values": DepthValuesConfig(zero_init=True)}
 _GATED = {"value_residual": "gated"}
 _SHORT = {"short_swa": ShortSWAConfig(4, 2)}
 _GATES = {"norm_gate": NormGateConfig(3, "published")}
+# As in DeepSeek-V3 without its groups.
+_DEEPSEEK = MoEConfig(
+  6, 3, 12, num_shared_experts=2, score="sigmoid", routed_scaling_factor=2.5, selection_bias=True,
+  first_dense=1,
+)  # fmt: skip
+_EXPERTS = {"moe": MoEConfig(5, 2)}
 # What layers may have besides attention and MLP, alone, together, and beside several systems.
 PARTS = (
   Case("standard", {}, "llama", {"parallel": True, "norm_gate": NormGateConfig(2)}),
@@ -81,6 +88,12 @@ PARTS = (
   Case("attenuation", {"layers": (1, -1), "cut_sites": ("short_swa",)}, "gpt2", _SHORT),
   Case("gemma3n_laurel", {"rank": 4}, "llama", _SHORT | {"bias": "all"}),
   Case("standard", {}, "gpt2", _SHORT | {"mup": MupConfig(8, 2)}),
+  Case("block_attn_res", {"layers_per_block": 2}, "llama", {"moe": _DEEPSEEK}),
+  Case("standard", {}, "llama", {"moe": MoEConfig(4, 3, norm_topk_prob=False, every=2)}),
+  Case("mhc", {}, "llama", _EXPERTS | {"windows": (5, 0), "qk_norm": True}),
+  Case("muddformer", {}, "llama", {"moe": MoEConfig(4, 1, norm_topk_prob=False)}),
+  Case("deepnorm", {}, "gpt2", _EXPERTS | {"bias": "none"}),
+  Case("gate", {"scope": "layer"}, "llama", _EXPERTS | _SHORT | _GATES | {"parallel": True}),
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from resjax.interop import huggingface
 from resjax.interop.huggingface import remote_code
 from resjax.interop.huggingface.remote_code.settings import _function as what_the_code_reads
 from resjax.interop.huggingface.tensor_checks import expected_shapes
-from resjax.models.config import MoEConfig, ResidualConfig
+from resjax.models.config import ResidualConfig
 from resjax.models.parameters import parameters
 from tests.helpers import decoders
 from tests.interop.huggingface.remote_code import cases
@@ -28,8 +28,8 @@ from tests.structure import TORCH_SOURCES
 
 ROOT = pathlib.Path(__file__).parents[4]
 LONGEST = 450  # lines of a file
-ALL = ("views", "values", "norm_gate", "short_swa", "parallel", "windows", "longrope")
-PARTS = ("views",), ("norm_gate",), ("windows",), ("longrope",), ALL
+ALL = ("views", "values", "norm_gate", "experts", "short_swa", "parallel", "windows", "longrope")
+PARTS = ("views",), ("norm_gate",), ("experts",), ("windows",), ("longrope",), ALL
 
 
 def ruff(*words):
@@ -206,9 +206,6 @@ def test_the_settings_are_made_of_all_that_decides_what_a_decoder_computes():
   start = {"init_std", "scaled_output_init"}  # how parameters start, and how steps are computed
   assert unread == {
     *(f"DecoderConfig.{name}" for name in start | {"attention", "depth", "dtype", "remat"}),
-    # A mixture of experts is refused.
-    *(f"MoEConfig.{one.name}" for one in dataclasses.fields(MoEConfig)),
-    "DecoderConfig.moe",
     "ShortSWAConfig.zero_init",
     "ValueGateConfig.zero_init",
   }
