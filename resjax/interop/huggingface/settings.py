@@ -158,6 +158,7 @@ class _Types:
   original_max_position_embeddings: _Size | None = None
   partial_rotary_factor: _Fraction | None = None
   qk_layernorm: bool | None = None
+  qkv_bias: bool | None = None
   query_pre_attn_scalar: _Positive | None = None
   reorder_and_upcast_attn: bool | None = None
   rms_norm_eps: _Fraction | msgspec.UnsetType = msgspec.UNSET  # not null
@@ -169,6 +170,7 @@ class _Types:
   rotary_pct: _Fraction | None = None
   scale_attn_by_inverse_layer_idx: bool | None = None
   scale_attn_weights: bool | None = None
+  shared_expert_intermediate_size: _Window | None = None
   sliding_window: _Window | None = None
   sliding_window_pattern: _Size | None = None
   sliding_window_size: _Window | None = None
@@ -177,6 +179,7 @@ class _Types:
   use_bias: bool | None = None
   use_bidirectional_attention: bool | None = None
   use_parallel_residual: bool | None = None
+  use_qk_norm: bool | None = None
   use_qkv_bias: bool | None = None
   use_sliding_window: bool | None = None
   vocab_size: _Rows | None = None

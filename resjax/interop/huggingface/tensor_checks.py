@@ -30,7 +30,9 @@ def check_sizes(
     "the vocabulary": config.vocab_size,
     "the width": config.d_model,
     "the width of the MLP": config.mlp_dim,
-    "the width of an expert": config.expert_dim,
+    "the width of all experts": (
+      len(config.routed_layers) * config.moe.num_experts * config.expert_dim
+    ),
     "the width of all heads": config.num_heads * config.head_dim,
     "the number of learned positions": config.max_positions * (config.positions == "learned"),
   }

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from resjax.data.tokenizer import ByteTokenizer, train_bpe
 from resjax.interop import huggingface
+from resjax.interop.huggingface.model_card import model_card
 from resjax.models.config import LayerRope, MoEConfig, MupConfig, ShortSWAConfig
 from resjax.nn.rope_scaling import RopeScaling
 from tests.helpers import decoders, layouts, walks
@@ -221,6 +222,7 @@ def test_what_vllm_would_compute_wrongly_is_refused():
   for changes, words in (
     ({"windows": (3, 0, 5)}, r"\.windows=\(3, 0, 5\) has several sizes, there one"),
     ({"rope_scaling": longrope(8), "head_dim": 6}, r"kind='longrope', there frequencies for every"),
+    ({"moe": MoEConfig(4), "mlp": "geglu"}, r"\.mlp='geglu', there swiglu for experts"),
   ):
     with pytest.raises(ValueError, match=f"^vLLM cannot serve this decoder: .*{words}"):
       huggingface.find_form(decoders.config("llama", "gate", **changes), server="vllm")
@@ -243,6 +245,16 @@ def test_the_card_says_what_the_model_is(tmp_path):
     assert ("trust_remote_code=True" in card) == (code in card and bool(code)) == bool(code)
     assert ("vLLM cannot serve it" in card) == bool(code)
     assert "AutoTokenizer" not in card
+
+
+def test_the_card_counts_experts():
+  moe = MoEConfig(4, 2, expert_dim=6, num_shared_experts=1, first_dense=1)
+  config = decoders.config("llama", moe=moe, num_layers=3)
+  card = model_card(config, {}, "", 1, "float32", has_tokenizer=False)
+  assert "| experts | 4 of width 6 in 2 layers, 2 for a token, 1 of all tokens |\n" in card
+  assert "experts" not in model_card(
+    decoders.config("llama"), {}, "", 1, "float32", has_tokenizer=False
+  )
 
 
 def test_tokenizers_of_our_own_go_along(tmp_path):

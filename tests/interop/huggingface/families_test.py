@@ -222,6 +222,13 @@ def test_longrope_of_phi_3(tmp_path):
   ("change", "first_dense", "every", "routed"),
   [
     ({}, 0, 1, range(48)),
+    # As in Qwen3-Coder-30B-A3B.
+    (
+      {"shared_expert_intermediate_size": 0, "qkv_bias": False, "use_qk_norm": True},
+      0,
+      1,
+      range(48),
+    ),
     ({"mlp_only_layers": [1, 0]}, 2, 1, range(2, 48)),
     ({"decoder_sparse_step": 3}, 0, 3, range(2, 48, 3)),
     ({"decoder_sparse_step": 3, "mlp_only_layers": [0, 2, 9]}, 5, 3, range(5, 48, 3)),
@@ -279,7 +286,12 @@ def test_layers_of_qwen3_with_experts(change, first_dense, every, routed, tmp_pa
       {"mlp_only_layers": [0, 3]},
       r"mlp_only_layers=\[0, 3\] is not supported; allowed: layers before all that have experts",
     ),
-    ("Qwen/Qwen3-30B-A3B", {"shared_expert_intermediate_size": 5632}, "it has a gate of shared"),
+    (
+      "Qwen/Qwen3-30B-A3B",
+      {"shared_expert_intermediate_size": 5632},
+      "shared_expert_intermediate_size=5632 is not supported; allowed: 0",
+    ),
+    ("Qwen/Qwen3-30B-A3B", {"use_qk_norm": False}, "use_qk_norm=False is not supported"),
     ("mistralai/Mixtral-8x7B-v0.1", {"kv_lora_rank": 512}, "it has latent attention"),
     ("mistralai/Mixtral-8x7B-v0.1", {"hidden_act": "relu"}, "hidden_act='relu' is not supported"),
   ],

@@ -414,3 +414,7 @@ def test_sizes_beyond_the_files_are_refused_before_anything_is_made(copied):
   with_setting(num_hidden_layers=4095)(folder)
   with pytest.raises(ValueError, match="4,095 layers"):
     huggingface.read_config(folder)
+  folder = copied("mixtral")
+  with_setting(num_local_experts=4000)(folder)
+  with pytest.raises(ValueError, match="the width of all experts is 240,000, its model has"):
+    huggingface.read_config(folder)

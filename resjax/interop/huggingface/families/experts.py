@@ -74,7 +74,11 @@ def _read_qwen3(settings: Settings) -> dict[str, Any]:
   choice, layers = _read_choice(settings, 128), _routed_layers(settings)
   expert_dim = settings.take("moe_intermediate_size", 768)
   routes = choice["num_experts"] and layers["first_dense"] < settings.take("num_hidden_layers")
-  settings.take("max_window_layers", None)  # also in published files, and not read
+  # These are also in published files, and not read.
+  settings.take("max_window_layers", None)
+  settings.expect("qkv_bias", False)
+  settings.expect("use_qk_norm", True)
+  settings.expect("shared_expert_intermediate_size", 0)
   slides = settings.take("use_sliding_window", False)
   size = settings.nullable("sliding_window", 4096)
   return {
