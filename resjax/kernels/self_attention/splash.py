@@ -84,6 +84,7 @@ def _kernel(
   devices exchange queries, a row of the mask is that of the query that is there then.
   """
   square, part = (length, length), length // query_shards
+  mask: _Local | _Causal
   if window:
     mask = _Local(square, (window - 1, 0), 0, shard_count=query_shards)
     mask.earliest = window - 1
