@@ -4,33 +4,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from resjax.interop.huggingface.families import llama
-from resjax.interop.huggingface.families.family import Family, read_fields, write_fields
+from resjax.interop.huggingface.families.family import Family
 from resjax.interop.huggingface.rope_settings import read_rope, rope_settings
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Part, Tensor
 from resjax.models import DecoderConfig, MoEConfig
 
-# OLMoE's heads are as wide as D / H.
-_OLMOE_NAMES = {name: field for name, field in llama.NAMES.items() if name != "head_dim"}
-
 
 def _read_mixtral(settings: Settings) -> dict[str, Any]:
+  defaults = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": 0}
+  for name, value in defaults.items():
+    settings.default(name, value)
   moe = MoEConfig(settings.take("num_local_experts", 8), settings.take("num_experts_per_tok", 2))
-  return {
-    **llama.read_sizes(settings, eps=1e-5),
-    **read_rope(settings, theta=1e6),
-    **llama.read_swiglu(settings),
-    "windows": (settings.nullable("sliding_window", 0),),
-    "moe": moe,
-  }
+  return llama.MISTRAL.read(settings) | {"moe": moe}
 
 
 def _write_mixtral(config: DecoderConfig) -> dict[str, Any]:
-  return write_fields(config, llama.NAMES) | {
-    **rope_settings(config),
-    "hidden_act": "silu",
+  return llama.MISTRAL.write(config) | {
     "intermediate_size": config.expert_dim,
-    "sliding_window": max(config.windows) or None,
     "num_local_experts": config.moe.num_experts,
     "num_experts_per_tok": config.moe.num_experts_per_tok,
   }
@@ -50,12 +41,8 @@ def _read_choice(settings: Settings, num_experts: int) -> dict[str, Any]:
 
 def _write_choice(config: DecoderConfig) -> dict[str, Any]:
   """Returns the inverse of `_read_choice`."""
-  moe = config.moe
-  return {
-    "num_experts": moe.num_experts,
-    "num_experts_per_tok": moe.num_experts_per_tok,
-    "norm_topk_prob": moe.norm_topk_prob,
-  }
+  names = ("num_experts", "num_experts_per_tok", "norm_topk_prob")
+  return {name: getattr(config.moe, name) for name in names}
 
 
 def _routed_layers(settings: Settings) -> dict[str, int]:
@@ -109,27 +96,15 @@ def _read_olmoe(settings: Settings) -> dict[str, Any]:
   choice = _read_choice(settings, 64)
   if not choice["num_experts"]:
     raise settings.refusal("num_experts", 0, "at least 1")
-  defaults = {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
-  return read_fields(settings, _OLMOE_NAMES, defaults) | {
-    **read_rope(settings),
-    **llama.read_swiglu(settings),
-    **llama.read_bias(settings),
-    "head_dim": 0,
-    "norm": "rmsnorm",
-    "qk_norm": True,
-    "qk_norm_over": "heads",
-    "moe": MoEConfig(**choice),
-  }
+  norms = {"qk_norm": True, "qk_norm_over": "heads"}
+  layers = llama.read_layers(settings, eps=1e-5) | read_rope(settings)
+  return layers | norms | {"moe": MoEConfig(**choice)}
 
 
 def _write_olmoe(config: DecoderConfig) -> dict[str, Any]:
-  return write_fields(config, _OLMOE_NAMES) | {
-    **rope_settings(config),
-    **llama.write_bias(config),
-    **_write_choice(config),
-    "hidden_act": "silu",
-    "intermediate_size": config.expert_dim,
-  }
+  written = llama.write_layers(config) | rope_settings(config) | _write_choice(config)
+  del written["head_dim"]  # which is D / H there
+  return written | {"intermediate_size": config.expert_dim}
 
 
 _LAYER = "model.layers.{}."
