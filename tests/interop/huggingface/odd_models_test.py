@@ -42,10 +42,10 @@ def _nested(sliding, full):
 _STAR = {key: value for key, value in _LLAMA.items() if key != "rms_norm_eps"}
 _STABLE = make._COMMON | {"num_key_value_heads": 4}
 _QWEN = _LLAMA | {
-  "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "norm_topk_prob": True,
+  "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True,
   "head_dim": 8,
 }  # fmt: skip
-_OLMOE = _LLAMA | {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 18}
+_OLMOE = _LLAMA | {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 20}
 _GEMMA = _LLAMA | {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 8} | _types("sfs")
 
 # Class of transformers, its settings, dtype of the file, largest shard.
@@ -207,7 +207,7 @@ def build(name, seed):
   """A model whose parameters are drawn anew, none of them neutral, as its file will have it."""
   kind, settings, dtype, _ = ODD[name]
   config = getattr(transformers, f"{kind}Config")(**json.loads(json.dumps(settings)))
-  config._attn_implementation = "eager"
+  config._attn_implementation = config._experts_implementation = "eager"
   family = kind.removesuffix("Text")
   model = getattr(transformers, f"{family}ForCausalLM")(config)
   torch.manual_seed(seed)
