@@ -87,6 +87,8 @@ def _served(config: DecoderConfig) -> str:
   return (
     "vLLM serves it by its Transformers backend (`--trust-remote-code`), without pipeline stages.\n"
     "It rounds the parameters of the residual path to the dtype in which it serves.\n"
+    + "Mixtures of experts were not tried there.\n"
+    * bool(config.routed_layers)
   )
 
 
