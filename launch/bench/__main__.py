@@ -12,6 +12,7 @@ BENCHMARKS = {
   "step": "time of a dense training step of several combinators, in turn",
   "gpu_day": "what needs a GPU, in minutes: are kernels right and fast, steps, peers, a profile",
   "decode": "what a decoded token costs: time here, or bytes on an absent TPU",
+  "start": "seconds to the first step of a run, and of an analysis, of whole processes",
   "train": "MFU and input wait of a run on a GPU; a killed run must end in the same bits",
   "prefill": "time and memory of a prompt's prefill; transformers with SDPA beside it",
   "score": "tokens per second of the scorer of evaluations, a plain forward pass beside it",

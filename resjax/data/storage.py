@@ -37,6 +37,16 @@ def fingerprint(*parts: Any) -> str:
   return hashlib.blake2b(canonical.encode(), digest_size=6).hexdigest()
 
 
+def import_libraries() -> None:
+  """Imports what builds and reads records.
+
+  TFDS changes `__import__` for all threads while it is imported, so that another thread which
+  imports then gets modules that are none. Whoever starts such a thread calls this first.
+  """
+  import grain  # noqa: F401
+  import tensorflow_datasets  # noqa: F401
+
+
 @contextlib.contextmanager
 def exclusive(root: Path) -> Iterator[bool]:
   """Waits until no other process builds under `root`, and keeps others waiting while it is held.

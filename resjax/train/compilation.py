@@ -1,9 +1,11 @@
-"""Compiles the programs of a run in a thread, so that signals are noticed meanwhile."""
+"""Compiles the steps of a run in threads, beside other work; signals are noticed meanwhile."""
 
 import re
 import threading
+from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
+from functools import partial
 
 import jax
 from jax.stages import Compiled, Lowered
@@ -11,6 +13,7 @@ from jax.stages import Compiled, Lowered
 from resjax.base import processes
 from resjax.base.processes import StopRequest
 from resjax.train.program import Program
+from resjax.train.runs.config import Run
 
 _POLL = 0.1  # seconds
 # What compilers say of options that they do not know, or whose value they cannot read.
@@ -37,39 +40,69 @@ def compile_lowered(lowered: Lowered) -> Compiled:
     ) from None
 
 
-def compile_steps(
-  program: Program, stop: StopRequest, *, alignment: bool
-) -> tuple[Compiled, ...] | None:
-  """Returns the compiled steps of a run; None if the run is to stop before they are compiled.
+def begin(run: Run, program: Program) -> "Compilation":
+  """Begins to compile what a run needs of its program, or of one that it shares with others."""
+  return Compilation(program, alignment=run.train.alignment_every > 0)
 
-  XLA cannot be interrupted: after None it goes on in the background until the process ends. Several
-  processes finish compiling before they agree to stop.
+
+class Compilation:
+  """The steps of a program, each of which a thread of its own compiles from now on.
+
+  XLA cannot be interrupted: what nobody waits for goes on until the process ends.
 
   Args:
     program: the programs of the run.
-    stop: tells whether the run is to stop.
     alignment: whether the step that measures the alignment is compiled, too.
 
-  Returns:
-    The steps of training and evaluation, and that of the alignment if it is asked for.
-
-  Raises:
-    ValueError: see `compile_lowered`.
+  Attributes:
+    program: the programs.
   """
-  compiled: Future[tuple[Compiled, ...]] = Future()
 
-  def work() -> None:
-    try:
-      steps = [program.lower_train_step(), program.lower_eval_step()]
-      if alignment:
-        steps.append(program.lower_alignment_step())
-      compiled.set_result(tuple(map(compile_lowered, steps)))
-    except BaseException as error:
-      compiled.set_exception(error)
+  def __init__(self, program: Program, *, alignment: bool):
+    self.program = program
+    lowers = [program.lower_train_step, program.lower_eval_step]
+    if alignment:
+      lowers.append(program.lower_alignment_step)
+    self._steps: list[Future[Compiled]] = [Future() for _ in lowers]
+    _in_thread(lambda: self._lower_all(lowers))
 
-  # Python would wait for the thread of an executor at its end, but not for a daemon.
+  def _lower_all(self, lowers: list[Callable[[], Lowered]]) -> None:
+    """Lowers the steps one after another, as Python runs one thread at a time."""
+    for lower, step in zip(lowers, self._steps, strict=True):
+      try:
+        lowered = lower()
+      except BaseException as error:
+        step.set_exception(error)
+      else:
+        _in_thread(partial(_compile, lowered, step))
+
+  def wait(self, stop: StopRequest) -> tuple[Compiled, ...] | None:
+    """Returns the steps; None if the run is to stop before they are compiled.
+
+    Several processes finish compiling before they agree to stop.
+
+    Args:
+      stop: tells whether the run is to stop.
+
+    Returns:
+      The steps of training and evaluation, and that of the alignment if it is asked for.
+
+    Raises:
+      ValueError: see `compile_lowered`.
+    """
+    while futures.wait(self._steps, _POLL).not_done:
+      if stop.asked and not processes.active():
+        return None
+    return tuple(step.result() for step in self._steps)
+
+
+def _compile(lowered: Lowered, step: Future[Compiled]) -> None:
+  try:
+    step.set_result(compile_lowered(lowered))
+  except BaseException as error:
+    step.set_exception(error)
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+  """Runs a function in a daemon: Python would wait for the threads of an executor at its end."""
   threading.Thread(target=work, daemon=True).start()
-  while not futures.wait([compiled], _POLL).done:
-    if stop.asked and not processes.active():
-      return None
-  return compiled.result()

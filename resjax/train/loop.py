@@ -11,11 +11,12 @@ from rich.console import Console
 from resjax.base import Location, processes, terminal
 from resjax.base.processes import STACKS, Watchdog, signals
 from resjax.base.records import Ledger, metrics_log
-from resjax.data import DatasetSummary
-from resjax.train import common_start, program, run_tables
+from resjax.data import DatasetSummary, storage
+from resjax.train import common_start, compilation, program, run_tables
 from resjax.train.checkpoint.identity import Identity
 from resjax.train.checkpoint.manager import Checkpoints
 from resjax.train.checkpoint.reader import newest
+from resjax.train.compilation import Compilation
 from resjax.train.end_of_run import finish
 from resjax.train.result import TrainingResult
 from resjax.train.runs import host_memory, init_from, lineage, parents, workdir
@@ -60,18 +61,33 @@ def train(
         claim.enter_context(workdir.lock(folder))
       # Whatever can be refused is, before the data are built, which may take hours.
       found, origin = look(run)
+      begun = _begin(run, folder)
       dataset = common_start.build_data(run.data, console, partial(workdir.check_data, folder, run))
-      run = run.with_vocab_size(dataset.vocab_size)
+      if dataset.vocab_size != run.decoder.vocab_size:  # the text has fewer tokens than allowed
+        run, begun = run.with_vocab_size(dataset.vocab_size), None
       checkpoints = open_checkpoints(run, dataset, found, console)
     with signals.stop_on_request() as stop, checkpoints, watchdog:
       with ledger.phase("init"):
         born = lineage.record(found)
-        trainer = Trainer(run, program.build(run), dataset, checkpoints, origin, born, ledger)
+        own = begun.program if begun else program.build(run)
+        trainer = Trainer(run, own, dataset, checkpoints, origin, born, ledger)
         trainer.begin()
         show_model(trainer, console)
         show_start(trainer, console)
-      trainer.run_steps(stop, profile_steps)
+      trainer.run_steps(stop, profile_steps, begun)
     return finish(trainer, console)
+
+
+def _begin(run: Run, folder: Location) -> Compilation | None:
+  """Begins to compile the steps of a run, unless all are taken; it goes on while data are built.
+
+  The vocabulary may turn out to be smaller. Then this was in vain.
+  """
+  last = newest(folder / "checkpoints")
+  if last is not None and int(last.name) >= run.train.steps:
+    return None
+  storage.import_libraries()
+  return compilation.begin(run, program.build(run))
 
 
 def look(run: Run) -> tuple[Mapping[str, Any], Parent | None]:

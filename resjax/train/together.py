@@ -14,7 +14,7 @@ from resjax.base import Array, PyTree, terminal
 from resjax.base.processes import STACKS, Interrupted, StopRequest, Watchdog, signals
 from resjax.base.records import Ledger, Progress
 from resjax.data import TextDigest
-from resjax.train import common_start, loop, optim, program
+from resjax.train import common_start, compilation, loop, optim, program
 from resjax.train.end_of_run import finish
 from resjax.train.program import Program
 from resjax.train.recorder import Recorder
@@ -195,7 +195,8 @@ class _Group:
 
     def compile_or_stop(trainer: Trainer, recorder: Recorder) -> None:
       if trainer is first or self.stop.asked:
-        compiled.append(trainer.compile(self.program, recorder, self.stop))
+        begun = compilation.begin(trainer.run, self.program)
+        compiled.append(trainer.compile(begun, recorder, self.stop))
       trainer.other_steps = first.other_steps
 
     self._each(compile_or_stop)

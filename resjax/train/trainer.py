@@ -12,9 +12,9 @@ from resjax.base.processes import Interrupted, StopRequest
 from resjax.base.records import METRICS_FILE, Ledger, Progress, read_metrics
 from resjax.data import DatasetSummary, evaluation_batches, tokenizer, train_batches
 from resjax.study.analysis import Meter
-from resjax.train import run_tables
+from resjax.train import compilation, run_tables
 from resjax.train.checkpoint.manager import Checkpoints
-from resjax.train.compilation import compile_steps
+from resjax.train.compilation import Compilation
 from resjax.train.evaluate import SPLIT, evaluate
 from resjax.train.profile import Profiler
 from resjax.train.program import ALIGNMENT_PROBES, Program
@@ -90,7 +90,9 @@ class Trainer:
     )
     return first_state(self.model, optimizer, params)
 
-  def run_steps(self, stop: StopRequest, profile_steps: range) -> None:
+  def run_steps(
+    self, stop: StopRequest, profile_steps: range, begun: Compilation | None = None
+  ) -> None:
     """Runs all remaining steps, after an evaluation that an earlier process was stopped before.
 
     After every step n come the metrics of n, then its evaluation and alignment, then its
@@ -100,6 +102,7 @@ class Trainer:
     Args:
       stop: tells whether a signal came.
       profile_steps: the steps to trace, see `profile.parse_steps`.
+      begun: a compilation of `program` that has begun; None: it begins now.
 
     Raises:
       Interrupted: a signal came, and the state was saved.
@@ -120,7 +123,7 @@ class Trainer:
       process=jax.process_index(),
     )
     with recorder, profiler:
-      train_step = self.compile(self.program, recorder, stop)
+      train_step = self.compile(begun or compilation.begin(self.run, self.program), recorder, stop)
       self.measure(done, owed, recorder, stop)
       recorder.throughput.read()
       for step in range(done + 1, steps + 1):
@@ -145,15 +148,14 @@ class Trainer:
       self.run, self.program, self.checkpoints, devices, self.start, self.ledger, progress
     )
 
-  def compile(self, program: Program, recorder: Recorder, stop: StopRequest) -> Callable:
-    """Compiles the steps of a program; returns the training step and keeps the others.
+  def compile(self, begun: Compilation, recorder: Recorder, stop: StopRequest) -> Callable:
+    """Waits for the steps of a program; returns the training step and keeps the others.
 
     Raises:
       Interrupted: a signal came.
     """
     with self.ledger.phase("compile"), recorder.doing("compiling"):
-      alignment = self.run.train.alignment_every > 0
-      compiled = compile_steps(program, stop, alignment=alignment)
+      compiled = begun.wait(stop)
     if compiled is None or stop.tick():
       self._stop(self.start or 0, recorder, stop)
     train_step, *self.other_steps = compiled
