@@ -41,6 +41,7 @@ PLANNED = (
   "configs.ablations.gated_residual",
   "configs.ablations.h100_45min",
   "configs.ablations.lns_rate",
+  "configs.ablations.moe_order",
 )
 WITHOUT_SIZE = (
   "configs.ablations.compare",
@@ -54,6 +55,7 @@ RUNS = [(name, size) for name in SWEEPS for size in SIZES if name not in WITHOUT
 RUNS += [(name, None) for name in WITHOUT_SIZE]
 FOLDER = str(ROOT / "tests" / "golden" / "huggingface" / "gemma2")
 RUNS.append(("configs.ablations.finetune_cuts", FOLDER))
+RUNS += [("configs.ablations.compare", "moe"), ("configs.ablations.moe_order", "moe")]
 # All others start from one of these.
 BASES = [("base", "llama"), ("tiny", None), ("gpt2_124m", "attn_res")]
 
@@ -95,7 +97,7 @@ def test_a_combinator_can_be_the_argument_of_gpt2_124m():
     experiment.build(_load("configs.gpt2_124m", "gat"))
 
 
-@pytest.mark.parametrize("module", ["configs.llama_1p3b", "configs.llama_7b"])
+@pytest.mark.parametrize("module", ["configs.llama_1p3b", "configs.llama_7b", "configs.moe_8b_a1b"])
 def test_a_slice_chooses_recomputation_and_microbatches(module):
   plain, slices = _load(module), importlib.import_module(module).SLICES
   assert plain.model.remat == "full"  # fits every slice
@@ -112,7 +114,8 @@ def test_a_slice_chooses_recomputation_and_microbatches(module):
     "v5p-511",
     "standard,v5p-511",
   ):
-    with pytest.raises(ValueError, match=r"is not a combinator, a slice, or both .*: v5e-256, v5p"):
+    listed = f"is not a combinator, a slice, or both .*: {', '.join(slices)}$"
+    with pytest.raises(ValueError, match=listed):
       _load(module, argument)
 
 
@@ -239,6 +242,21 @@ def test_depth_sweeps_are_the_plans_that_they_say(argument):
     assert [rates["standard"] * factor for factor in grid] == [5e-4, 1e-3, 2e-3, 5e-3]
     assert rates["lns"] * grid[-2] == pytest.approx(1e-2)
     dry_run(runs["mhc"], Console(file=io.StringIO()))
+
+
+def test_moe_order_compares_as_many_operations():
+  costs = []
+  for kind in ("dense", "moe"):
+    asked, made, runs = _planned("configs.ablations.moe_order", kind)
+    assert asked.contrasts == tuple((arm, "standard") for arm in [*runs][1:]) and len(runs) == 7
+    assert len(asked.seeds) == 5 and asked.tuning.seed not in asked.seeds
+    assert {arm.tokens for arm in made.arms.values()} == {256_000}
+    costs.append(model_costs(program.build(runs["standard"]).model, runs["standard"]))
+  dense, moe = costs
+  flops = "training_flops_per_token"
+  assert moe[flops] / dense[flops] == pytest.approx(1.006, abs=0.0005)
+  layers = [found["parameters"] - 1024 * 96 for found in costs]
+  assert layers[1] / layers[0] == pytest.approx(3.2, abs=0.05)
 
 
 def test_factory_s_has_the_sizes_of_the_original():

@@ -34,6 +34,16 @@ def short_tiny() -> ConfigDict:
   return config
 
 
+def set_kind(config: ConfigDict, kind: str) -> None:
+  """Gives a config with kind `moe` 8 experts in each layer, of which 2 are as wide as its MLP."""
+  if kind not in ("dense", "moe"):
+    raise ValueError(f"argument {kind!r} is not known; choose dense or moe")
+  if kind == "moe":
+    config.workdir += "_moe"
+    config.model.moe.update(num_experts=8, num_experts_per_tok=2)
+    config.model.moe.expert_dim = config.model.mlp_dim // 2
+
+
 def each_combinator() -> Iterator[tuple[str, dict]]:
   """Yields a run with every combinator of resjax and its defaults."""
   from resjax import combinators  # imports JAX, which a config need not wait for

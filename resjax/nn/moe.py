@@ -1,9 +1,9 @@
 """A mixture of experts in place of an MLP: every token goes through a few of many MLPs.
 
-No token is dropped, whatever the imbalance: rows of tokens are ordered by expert and multiplied
-group by group. On TPUs that is `jax.lax.ragged_dot`. XLA's other compilers would multiply every row
-by the matrix of every expert; there each group is filled up to whole tiles of one expert each, and
-a loop goes through the tiles.
+No token is dropped, whatever the imbalance: rows of tokens are ordered by expert, each group is
+filled up to whole tiles of one expert each, and a loop multiplies tile by tile. On TPUs rows go
+through `jax.lax.ragged_dot` instead, which is a kernel there, but for gradients of matrices: those
+it would sum over the rows of all experts for every expert, as it does everything on CPUs.
 
 Where experts are split over devices that have tokens of their own, every device gathers the tokens
 of the others, runs its own experts on those that chose them, and sums what all experts made of its
@@ -208,7 +208,7 @@ class _Form(NamedTuple):
   Attributes:
     activation: of the hidden units.
     dtype: the dtype of the products.
-    platform: where it runs; on a `tpu` `jax.lax.ragged_dot` multiplies.
+    platform: where it runs; on a `tpu` `jax.lax.ragged_dot` multiplies rows.
     owners: the mesh axes along which devices have other experts.
     others: those of them along which devices have other tokens, too.
     added: the mesh axes along which devices have the same tokens, and parts of their outputs.
@@ -235,27 +235,25 @@ class _Groups(NamedTuple):
   Attributes:
     slots: the slot of each choice [n, k]; the number of slots: its expert is not here.
     sources: the choice in each slot, 0..n k - 1; n k: the slot is empty.
-    sizes: the number of choices of each expert [E].
-    tiles: the expert of each tile of slots; None: the groups lie one behind the other.
+    sizes: the number of slots in the filled tiles of each expert [E].
+    tiles: the expert of each tile of slots.
     filled: how many of the tiles have rows; None: all may have some.
   """
 
   slots: Array
   sources: Array
   sizes: Array
-  tiles: Array | None
+  tiles: Array
   filled: Array | None
 
   def loop(self, fill: Callable[[Array, Array, Array], Array], made: Array) -> Array:
     """Returns what fill(first slot of a tile, its expert, what is made) makes of tile by tile."""
-    assert self.tiles is not None
     tiles, size = self.tiles, len(self.sources) // len(self.tiles)
     end = len(tiles) if self.filled is None else self.filled
     return lax.fori_loop(0, end, lambda tile, made: fill(tile * size, tiles[tile], made), made)
 
   def tile(self, rows: Float[Array, "S d"], first: Array) -> Float[Array, "_ d"]:
     """Returns the rows of the tile that begins with this slot."""
-    assert self.tiles is not None
     return lax.dynamic_slice_in_dim(rows, first, len(self.sources) // len(self.tiles))
 
 
@@ -292,7 +290,7 @@ def _groups(own: Int[Array, "n k"], count: int, platform: str) -> _Groups:
   Args:
     own: the experts that tokens chose, 0..count-1; count: one of another device.
     count: the number of experts E.
-    platform: on a `tpu` groups lie one behind the other, elsewhere each begins with its own tile.
+    platform: where it runs.
   """
   top_k, flat = own.shape[1], own.reshape(-1)
   # No token chooses an expert twice, so that no more of its choices can be of this device.
@@ -301,20 +299,16 @@ def _groups(own: Int[Array, "n k"], count: int, platform: str) -> _Groups:
   number = jnp.arange(flat.size, dtype=jnp.int32)
   slots = jnp.zeros_like(number).at[order].set(number, unique_indices=True)
   sizes = jnp.sum(flat[:, None] == jnp.arange(count)[None], axis=0, dtype=jnp.int32)
-  tiles, num_filled, num_slots = None, None, most
-  if platform != "tpu":
-    tile = min(max(most // (count * _TILES), _LEAST_TILE), _MOST_TILE)
-    filled = -(-sizes // tile)
-    ends, num_tiles = jnp.cumsum(filled), min(most, most // tile + count)
-    num_slots = num_tiles * tile
-    tiles = jnp.searchsorted(ends, jnp.arange(num_tiles), side="right").clip(max=count - 1)
-    shifts = tile * (ends - filled) - (jnp.cumsum(sizes) - sizes)
-    slots = slots + shifts.at[flat].get(mode="clip")
-    # A host that waits for a GPU after each tile costs more than empty tiles.
-    num_filled = None if platform == "gpu" else _largest(ends[-1])
-  slots = jnp.where(flat < count, slots, num_slots)
-  sources = jnp.full(num_slots, flat.size).at[slots].set(number, mode="drop")
-  return _Groups(slots.reshape(own.shape), sources, sizes, tiles, num_filled)
+  tile = min(max(most // (count * _TILES), _LEAST_TILE), _MOST_TILE)
+  filled = -(-sizes // tile)
+  ends, num_tiles = jnp.cumsum(filled), min(most, most // tile + count)
+  tiles = jnp.searchsorted(ends, jnp.arange(num_tiles), side="right").clip(max=count - 1)
+  shifts = tile * (ends - filled) - (jnp.cumsum(sizes) - sizes)
+  slots = jnp.where(flat < count, slots + shifts.at[flat].get(mode="clip"), num_tiles * tile)
+  sources = jnp.full(num_tiles * tile, flat.size).at[slots].set(number, mode="drop")
+  # A host that waits for a GPU after each tile costs more than empty tiles.
+  end = None if platform == "gpu" else _largest(ends[-1])
+  return _Groups(slots.reshape(own.shape), sources, filled * tile, tiles, end)
 
 
 @jax.custom_batching.custom_vmap
@@ -332,15 +326,15 @@ def _largest_of_all(_: int, __: list[bool], numbers: Array) -> tuple[Array, bool
 
 
 def _multiplied(
-  rows: Float[Array, "S d"], w: Float[Array, "E d f"], groups: _Groups, dtype: Any
+  form: _Form, rows: Float[Array, "S d"], w: Float[Array, "E d f"], groups: _Groups, dtype: Any
 ) -> Float[Array, "S f"]:
   """Returns each slot's row times the matrix of its expert, summed in float32, in `dtype`."""
-  wide = wide_dtype(rows)
-  if groups.tiles is None:
-    return lax.ragged_dot(rows, w, groups.sizes, preferred_element_type=wide).astype(dtype)
+  if form.platform == "tpu":  # which sums in float32 by itself
+    return lax.ragged_dot(rows, w, groups.sizes, preferred_element_type=dtype)
 
   def fill(first: Array, expert: Array, made: Array) -> Array:
-    part = jnp.dot(groups.tile(rows, first), w[expert], preferred_element_type=wide)
+    own = groups.tile(rows, first)
+    part = jnp.dot(own, w[expert], preferred_element_type=wide_dtype(rows))
     return lax.dynamic_update_slice_in_dim(made, part.astype(dtype), first, 0)
 
   return groups.loop(fill, jnp.zeros((len(rows), w.shape[-1]), dtype))
@@ -351,9 +345,6 @@ def _gradient(
 ) -> Float[Array, "E d f"]:
   """Returns the gradient of the experts' matrices, in float32."""
   wide = wide_dtype(rows)
-  if groups.tiles is None:
-    by_group = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
-    return lax.ragged_dot_general(rows, grad, groups.sizes, by_group, preferred_element_type=wide)
 
   def add(first: Array, expert: Array, total: Array) -> Array:
     a, b = groups.tile(rows, first), groups.tile(grad, first)
@@ -402,7 +393,7 @@ def _inward(
 ) -> list[Array]:
   """Returns the token of each slot times each of the matrices of its expert, [S, F] each."""
   rows = _rows(form, x, groups)
-  return [_multiplied(rows, _joined(form, w, 1), groups, form.dtype) for w in kernels]
+  return [_multiplied(form, rows, _joined(form, w, 1), groups, form.dtype) for w in kernels]
 
 
 def _inward_forward(form: _Form, *arguments: Any) -> tuple[list[Array], Any]:
@@ -416,7 +407,7 @@ def _inward_backward(form: _Form, saved: Any, grads: list[Array]) -> tuple[Array
   d_kernels, wide = [], wide_dtype(rows)
   for kernel, grad in zip(kernels, grads, strict=True):
     w = _joined(form, kernel, 1).swapaxes(1, 2)
-    d_rows.append(_multiplied(grad, w, groups, wide))
+    d_rows.append(_multiplied(form, grad, w, groups, wide))
     d_kernels.append(_shared_out(form.embed, _gradient(rows, grad, groups), 1, kernel))
   d_tokens = jnp.sum(_choices(reduce(jnp.add, d_rows), groups), axis=1)
   return _shared_out(form.others, d_tokens, 0, x), d_kernels, None
@@ -439,7 +430,7 @@ def _outward(
   needs the k outputs of a token, to keep or to compute again.
   """
   dtype, scaled = wide_dtype(inner) if form.sums else form.dtype, _scaled(inner, weights, groups)
-  made = _multiplied(scaled, _joined(form, kernel, 2), groups, dtype)
+  made = _multiplied(form, scaled, _joined(form, kernel, 2), groups, dtype)
   return jnp.sum(_choices(made, groups), axis=1, dtype=wide_dtype(inner))
 
 
@@ -458,7 +449,7 @@ def _outward_backward(form: _Form, saved: Any, grad: Array) -> tuple[Array, Arra
   d_made, scaled = _tokens(grad.astype(form.dtype), groups), _scaled(inner, weights, groups)
   d_kernel = _shared_out(form.embed, _gradient(scaled, d_made, groups), 2, kernel)
   w = _joined(form, kernel, 2).swapaxes(1, 2)
-  d_scaled = _multiplied(d_made, w, groups, form.dtype)
+  d_scaled = _multiplied(form, d_made, w, groups, form.dtype)
   d_weights = jnp.einsum("sf,sf->s", d_scaled, inner, preferred_element_type=weights.dtype)
   return _scaled(d_scaled, weights, groups), _choices(d_weights, groups), d_kernel, None
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from resjax import combinators
 from resjax.base.sharding import Layout
 from resjax.interop import huggingface
 from resjax.models import ModelDef, MoEConfig, forward_flops_per_token
@@ -17,7 +18,8 @@ from resjax.models.flops import inactive_parameters
 from resjax.models.sampling import generate
 from resjax.nn import Rotation
 from resjax.testing.compare import assert_close
-from tests.helpers import decoders, layouts
+from tests.helpers import decoders, layouts, walks
+from tests.models.decode_test import cached_and_whole
 
 MIXED = MoEConfig(4, 2, expert_dim=8, first_dense=1)
 DEEPSEEK = MoEConfig(
@@ -134,8 +136,10 @@ MESHES = {
 }
 
 
-def gradient_on(layout):
-  config = decoders.config(moe=DEEPSEEK, vocab_size=32, dtype="float64")
+def gradient_on(layout, **changes):
+  """The gradient of rows of two documents, in float64."""
+  changes = {"moe": DEEPSEEK, "vocab_size": 32, "dtype": "float64"} | changes
+  config = decoders.config(**changes)
   model = ModelDef(config, layout)
   params = jax.tree.map(np.float64, nnx.to_pure_dict(nnx.state(decoders.drawn(config))))
   rng = np.random.default_rng(0)
@@ -164,6 +168,19 @@ def on_one_device():
 def test_eight_devices_compute_what_one_does(rules):
   with jax.enable_x64(True):
     assert_close(gradient_on(layouts.layout(rules, **MESHES[rules])), on_one_device(), 1e-12)
+
+
+@walks.names("block_attn_res", slow=("standard", "hyper_connections"))
+def test_every_system_in_scans_on_meshes_and_in_decoding(name):
+  moe, loop = MoEConfig(4, 2, expert_dim=8), combinators.get(name).strategy == "loop"
+  changes = {"residual": name, "moe": moe, "remat": "none" if loop else "dots"}
+  with jax.enable_x64(True):
+    want = gradient_on(Layout(), **changes | {"depth": "loop", "remat": "none"})
+    layout = layouts.layout("fsdp_tp", **MESHES["fsdp_tp"])
+    got = gradient_on(layout, **changes | {"depth": "loop" if loop else "scan"})
+  assert_close(got, want, 1e-11)
+  config = decoders.config(**changes, depth="loop" if loop else "scan")
+  assert_close(*cached_and_whole(config, (6, 1, 1)), 1e-5)
 
 
 def test_no_form_of_hugging_face_has_a_mixture():

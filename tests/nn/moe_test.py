@@ -175,7 +175,7 @@ def test_recomputation_that_keeps_products_multiplies_no_expert_again(kept, prod
 
   x, g, counted = inputs()
   text = str(jax.make_jaxpr(jax.grad(squared))(state, np.float32(x), np.float32(g), counted))
-  assert text.count(" ragged_dot_general[") == products
+  assert text.count(" ragged_dot_general[") + text.count(" while[") == products
 
 
 def test_routers_multiply_without_rounding():

@@ -96,6 +96,18 @@ def test_four_processes_train_as_one(root, alone):
 
 
 @pytest.mark.release
+def test_two_processes_with_experts_of_their_own_train_as_one(root):
+  experts = {"model__moe__num_experts": 4, "model__moe__expert_dim": 64, "train__log_every": 1}
+  finish(a_run(root, "all experts", **experts))
+  both = a_run(root, "some experts", mesh__data=1, mesh__expert=2, **experts)
+  found = ends(start_together(2, both))
+  assert [code for code, _ in found] == [0, 0], found
+  records = numbers(root / "some experts")
+  assert (1, "router/max_load") in records
+  assert_as_alone(records, numbers(root / "all experts"))
+
+
+@pytest.mark.release
 def test_batches_are_the_same_rows_whatever_reads_them(root):
   arguments = [sys.executable, "-m", "tests.helpers.batch_process", str(root), "5"]
 

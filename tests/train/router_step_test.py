@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from configs import moe_tiny
@@ -11,7 +12,7 @@ from resjax.base import NOT_ASKED
 from resjax.models import routing_record
 from resjax.models.model_def import ModelDef
 from resjax.nn import Routing
-from resjax.train import experiment, optim, run_tables
+from resjax.train import experiment, optim, program, run_tables, together
 from resjax.train.runs import restore
 from resjax.train.state import init_state
 from resjax.train.step import make_train_step
@@ -90,15 +91,61 @@ def test_the_log_tells_dead_and_overloaded_experts():
   assert costs["parameters"] - costs["active_parameters"] == 2 * 2 * 3 * 32 * 16
 
 
-def test_a_run_with_experts_in_some_layers_is_loaded(tmp_path):
-  c = trained.settings(write_text(tmp_path), tmp_path / "run", "standard", steps=1)
-  c.model.moe.update(num_experts=4, expert_dim=16, first_dense=1)
+def a_run(root, name, steps, **moe):
+  c = trained.settings(root, root / name, "standard", steps=steps)
+  c.model.moe.update(num_experts=4, expert_dim=16, first_dense=1, **moe)
+  c.mesh.update(data=2, fsdp=2, expert=2)
+  return c
+
+
+def kept(workdir, step):
+  return jax.tree.leaves(ocp.StandardCheckpointer().restore(workdir / f"checkpoints/{step}/params"))
+
+
+@pytest.mark.slow
+def test_a_run_with_muon_goes_on_bit_by_bit_and_is_a_parent(tmp_path):
+  c = a_run(write_text(tmp_path), "run", 4, selection_bias=True)
+  c.optim.name, c.checkpoint.every = "muon", 2
   trained.run(c)
+  straight, place = kept(tmp_path / "run", 4), tmp_path / "run" / "checkpoints" / "4"
+  place.rename(tmp_path / "gone")
+  assert "step 2" in trained.run(c)
+  for again, before in zip(kept(tmp_path / "run", 4), straight, strict=True):
+    np.testing.assert_array_equal(again, before)
+  child = a_run(tmp_path, "child", 1, selection_bias=True)
+  child.model.residual.name, child.train.init_from = "gate", str(tmp_path / "run")
+  trained.run(child)
+  first, last = (
+    trained.evaluations(tmp_path / "child")[0],
+    trained.evaluations(tmp_path / "run")[-1],
+  )
+  assert first == pytest.approx(last, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_runs_together_are_each_alone():
+  run, model, *_ = setup()
+  made, single = together.build(run, 2), program.build(run)
+  states = [init_state(made.model, made.optimizer, seed) for seed in (0, 1)]
+  both = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
+  rows = jax.tree.map(np.asarray, step_test.batch(model)) | {
+    "bytes": np.ones(step_test.B, np.int32)
+  }
+  batches = jax.tree.map(lambda leaf: np.stack([leaf, leaf[::-1]]), rows)
+  got = jax.device_get(made.train_step(both, batches, np.full(2, run.optim.learning_rate)))
+  last = jax.tree.map(lambda leaf: leaf[1], batches)
+  want = jax.device_get(single.train_step(states[1], last))
+  for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+    np.testing.assert_allclose(a[1], b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_run_with_experts_in_some_layers_is_loaded(tmp_path):
+  trained.run(a_run(write_text(tmp_path), "run", 1))
   place = str(tmp_path / "run")
   model = restore.restore_model(experiment.load(place), restore.find(place, "--checkpoint"))
   assert model.decoder.config.dense_layers == (0,)
   kernel = model.decoder.layers.moe.up_proj.kernel
-  assert kernel.shape[:2] == (c.model.num_layers - 1, 4)
+  assert kernel.shape[:2] == (2, 4)
 
 
 def test_losses_of_routers_weigh_as_much_where_few_targets_are_asked():
