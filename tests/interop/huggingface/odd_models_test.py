@@ -167,7 +167,8 @@ ODD = {
     "float32", None,
   ),
   "mixtral yarn": (
-    "Mixtral", _LLAMA | {"num_local_experts": 6, "rope_parameters": _YARN}, "bfloat16", None,
+    "Mixtral", _LLAMA | {"num_local_experts": 6, "head_dim": 6, "rope_parameters": _YARN},
+    "bfloat16", None,
   ),
   "qwen3 moe not normalised": ("Qwen3Moe", _QWEN | {"norm_topk_prob": False}, "float32", 20_000),
   "qwen3 moe with one expert a token": (
