@@ -187,10 +187,11 @@ def _read(
 
   def read(index: Index | None) -> np.ndarray:
     index = index or ()
-    leading, rest = index[: names.ndim], index[names.ndim :]
+    leading: Any = (*index[: names.ndim], ...)
+    rest = index[names.ndim :]
     parts = [
       tensor.read(stored[name].slice, shape[names.ndim :], rest, config)
-      for name in names[(*leading, ...)].flat
+      for name in names[leading].flat
     ]
     return np.stack(parts) if names.ndim else parts[0]
 

@@ -45,7 +45,7 @@ def _write_choice(config: DecoderConfig) -> dict[str, Any]:
   return {name: getattr(config.moe, name) for name in names}
 
 
-def _routed_layers(settings: Settings) -> dict[str, int]:
+def _routed_layers(settings: Settings) -> dict[str, Any]:
   """Returns which layers of Qwen3-MoE have experts, as fields of `MoEConfig`."""
   layers, every = settings.take("num_hidden_layers"), settings.take("decoder_sparse_step", 1)
   dense: Sequence[int] = settings.take("mlp_only_layers", [])
