@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int, Num
 
 from resjax.base import Array, aligned, rounded
-from resjax.base.sharding import whole
+from resjax.base.sharding import COPIES, whole
 from resjax.kernels import LANES
 
 _KEPT = "softmax"  # maximum and sum of a softmax, which the reverse pass need not compute again
@@ -132,7 +132,17 @@ def sharded_cross_entropy(
   found = PartitionSpec(*rows[:-1]) if by_row else PartitionSpec()
   added = tuple(axis for axis in axes if axis not in jax.tree.leaves(tuple(found)))
   specs = (PartitionSpec(*rows, None), PartitionSpec(), rows, rows)
-  mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=found, axis_names=set(axes))
+  # Under a `vmap` over copies of the model, their axis splits the rows too, which JAX's check of
+  # what varies between devices does not know.
+  manual = {*axes, COPIES} & set(mesh.axis_names)
+  mapped = jax.shard_map(
+    local,
+    mesh=mesh,
+    in_specs=specs,
+    out_specs=found,
+    axis_names=manual,
+    check_vma=manual == {*axes},
+  )
   # The cast comes first, so that the gradient is reduced in float32 too.
   return mapped(hidden, head.astype(jnp.float32), targets, weights)
 

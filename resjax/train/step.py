@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.stages import Wrapped
 
 from resjax.base import Array, PyTree
+from resjax.base.sharding import COPIES
 from resjax.models import LossSums, ModelDef, balanced, loss_sums, no_routing
 from resjax.nn import Routing
 from resjax.train import guard
@@ -82,7 +84,7 @@ def step_function(
     health: tells which steps are skipped; None: no step is.
   """
 
-  def objective_sum(params: PyTree, batch: Batch) -> tuple[Array, Sums]:
+  def objective_sum(model: ModelDef, params: PyTree, batch: Batch) -> tuple[Array, Sums]:
     decoder = model.bind(params)
     hidden, routing = decoder.routed(batch["inputs"], batch["segment_ids"], batch["positions"])
     sums = loss_sums(decoder, hidden, batch, config.loss_chunk)
@@ -106,17 +108,42 @@ def step_function(
       tree = jax.lax.with_sharding_constraint(tree, jax.tree.map(split, model.abstract))
     return tree
 
-  gradient = jax.grad(objective_sum, has_aux=True)
+  def stacked(tree: PyTree) -> PyTree:
+    """Returns gradients [copies, ...], of which each device has those of its copy of the model."""
+
+    def sharding(leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+      return NamedSharding(layout.mesh, PartitionSpec(COPIES, *leaf.sharding.spec))
+
+    return jax.lax.with_sharding_constraint(tree, jax.tree.map(sharding, model.abstract))
+
+  def gradient_of(model: ModelDef) -> Gradient:
+    return jax.grad(functools.partial(objective_sum, model), has_aux=True)
+
+  gradient, layout = gradient_of(model), model.layout
+  # Who splits moments over copies saves memory, and has gradients split so at once. The balance of
+  # routers multiplies the loads of all rows of a microbatch.
+  together = config.microbatches == 1 or layout.rules.moments or model.config.moe.num_experts
+  own = () if together or layout.copies == 1 else (layout.copies,)
+  if own:
+    of_one = gradient_of(ModelDef(model.config, layout.of_one_copy))
+    of_each = jax.vmap(of_one, (None, 0), spmd_axis_name=COPIES)
 
   def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
     if config.microbatches == 1:
       gradients, (sums, routing) = gradient(state.params, batch)
       gradients = parts(gradients)
     else:
-      nothing = LossSums.zeros(), no_routing(model.config)
-      zeros = parts(jax.tree.map(jnp.zeros_like, state.params)), nothing
-      add = functools.partial(_add_microbatch, gradient, parts, state.params)
-      (gradients, (sums, routing)), _ = jax.lax.scan(add, zeros, _split(batch, config.microbatches))
+      # Each copy of the model adds up its own gradients. After the last microbatch they are added
+      # to each other, once: the network between TPU slices is slow.
+      find, keep = (of_each, stacked) if own else (gradient, parts)
+      like = state.params, (LossSums.zeros(), no_routing(model.config))
+      zeros = jax.tree.map(lambda a: jnp.zeros((*own, *a.shape), a.dtype), like)
+      add = functools.partial(_add_microbatch, find, keep, state.params)
+      microbatches = _split(batch, config.microbatches, *own)
+      total, _ = jax.lax.scan(add, (keep(zeros[0]), zeros[1]), microbatches)
+      if own:
+        total = jax.tree.map(lambda a: jnp.sum(a, axis=0), total)
+      gradients, (sums, routing) = total
     with jax.named_scope("optimizer"):
       tokens = jnp.maximum(sums.tokens, 1.0)
       gradients = jax.tree.map(lambda g: g / tokens, gradients)
@@ -183,9 +210,13 @@ def _add_microbatch(
   return jax.tree.map(jnp.add, total, (parts(gradients), sums)), None
 
 
-def _split(batch: Batch, microbatches: int) -> Batch:
-  """Splits a batch [B, ...] into M microbatches [M, B / M, ...].
+def _split(batch: Batch, microbatches: int, *copies: int) -> Batch:
+  """Splits a batch [B, ...] into M microbatches [M, B / M, ...], each by copies where told so.
 
   Neighbouring rows go to different parts, so that every device keeps the rows that it has.
   """
-  return jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
+
+  def part(x: Array) -> Array:
+    return jnp.moveaxis(x.reshape(*copies, -1, microbatches, *x.shape[1:]), len(copies) + 1, 0)
+
+  return jax.tree.map(part, batch)

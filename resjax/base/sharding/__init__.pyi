@@ -4,6 +4,7 @@ from .axis_types import reshape_front as reshape_front
 from .axis_types import take_rows as take_rows
 from .axis_types import typed_like as typed_like
 from .axis_types import whole as whole
+from .layout import COPIES as COPIES
 from .layout import Layout as Layout
 from .layout import make_layout as make_layout
 from .mesh import MESH_AXES as MESH_AXES

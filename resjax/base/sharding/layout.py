@@ -11,12 +11,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from resjax.base.sharding.mesh import MeshConfig, make_mesh
-from resjax.base.sharding.rules import WHOLE, Rules, ShardingConfig
+from resjax.base.sharding.rules import LOGICAL_AXES, WHOLE, Rules, ShardingConfig
 from resjax.base.typing import Array
 
 # Moments of fewer elements on a device, such as those of norms, are not split further: that would
 # save nothing, and their gradients would be exchanged layer by layer.
 SMALL_MOMENTS = 2**18
+# The mesh axis along which there are copies of the model; TPU slices are joined along it.
+COPIES = "data"
 # JAX's own form of no mesh: it has no axis and no device, and is `empty`.
 NO_MESH = Mesh(np.empty((), dtype=object), ())
 
@@ -107,6 +109,21 @@ class Layout:
     chosen = max(fitting, key=lambda axis: parts[axis])
     split[chosen] += more
     return NamedSharding(self.mesh, PartitionSpec(*[axes or None for axes in split]))
+
+  @property
+  def copies(self) -> int:
+    """How many copies of the model there are along `data`, each with neighbouring rows of a batch.
+
+    It is 1 where `data` splits anything else, or not rows first of all.
+    """
+    others = [self.axes(axis) for axis in LOGICAL_AXES if axis != "batch"]
+    alone = self.rules.batch[:1] == (COPIES,) and not any(COPIES in axes for axes in others)
+    return self.mesh.shape[COPIES] if alone and self.has_mesh else 1
+
+  @property
+  def of_one_copy(self) -> "Layout":
+    """The layout of what one of the `copies` computes, for `jax.vmap` over their axis `COPIES`."""
+    return Layout(self.mesh, dataclasses.replace(self.rules, batch=self.rules.batch[1:]))
 
   @property
   def everywhere(self) -> NamedSharding | None:

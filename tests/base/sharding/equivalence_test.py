@@ -18,7 +18,7 @@ from resjax.testing.compare import assert_close
 from tests.helpers import decoders, layouts, walks
 from tests.helpers.losses import text_loss
 
-T = 22  # no other axis is as long, nor as long as half of it
+T = 28  # no other axis is as long, nor as long as half of it
 MESHES = {
   "dp": {"data": 8},
   "fsdp": {"data": 2, "fsdp": 4},
