@@ -28,11 +28,16 @@ from resjax.kernels.depth_attention import (
   Sources,
   depth_attention,
   depth_attention_block,
+  depth_attention_merge,
+  depth_attention_row,
   has_block_kernel,
   two_phase_moves_less,
 )
 
 TWO_PHASE = ("auto", "always", "never")
+# With `history` the first site of a layer has nothing to merge: its result of phase 1 is copied and
+# normalised outside of kernels, for about as many bytes as two phases of so few sources save.
+_FEW = 9
 VIEWS = {"x": (), "qk_v": ("v",), "qkv": ("k", "v")}  # the views with a reader beside that of x
 
 
@@ -161,6 +166,50 @@ class DepthReader(SourceMixer):
       **self._kernel_options(norm),
     )
 
+  def _slot(self, layer: Layer, site: str, view: str = "x") -> Layer:
+    """Returns the index of a read within the reads of its depth block."""
+    place = layer % self.layers_per_block if self.layers_per_block > 1 else 0
+    per_layer = len(self.sites) + len(self.own_readers)
+    number = self.sites.index(site)
+    if view != "x":
+      number = len(self.sites) + self.own_readers.index(view)
+    return place * per_layer + number
+
+  def _only_direct(self) -> str:
+    """Returns the option for which every site has to read all sources; "" without such a one."""
+    if self.num_heads > 1:
+      return f"num_heads={self.num_heads}"
+    if self.strategy == "history" and len(self.sites) > 2:
+      return f"{len(self.sites)} sites"  # the last of which would merge several sources
+    return self.scores.plain
+
+  def _merged(
+    self,
+    state: DepthState,
+    layer: Layer,
+    site: str,
+    norm: PreNorm | None = None,
+    view: str = "x",
+  ) -> tuple[Array, DepthState]:
+    """Returns what `_attend` would, where all reads of complete sources opened the block.
+
+    It is the site's row of these reads, merged with the source that the layer has appended since,
+    if there is one; and the state for the next reader.
+    """
+    slot, sources = self._slot(layer, site, view), state.sources
+    if not sources.recent:
+      h, opened = depth_attention_row(state.opened, slot)
+      return h if norm is None else norm(h), dataclasses.replace(state, opened=opened)
+    complete, recent = sources.pop()
+    h, recent, opened = depth_attention_merge(
+      state.opened,
+      slot,
+      recent,
+      **self.scores.folded(self._reader(layer, site, view)),
+      **self._kernel_options(norm),
+    )
+    return h, dataclasses.replace(state, sources=complete.append(recent), opened=opened)
+
   def _kernel_options(self, norm: PreNorm | None = None) -> dict[str, Any]:
     """Returns the options that every read has, and those that a norm adds."""
     implementation = None if self.implementation == "auto" else self.implementation
@@ -225,33 +274,28 @@ class OutputReader(DepthReader):
     return state.sources.in_source_order(rows, len(self.source_names()))
 
 
-class DepthBlocks(DepthReader):
-  """A reader that completes a source after every `layers_per_block` layers, and at the end.
+class TwoPhaseReader(DepthReader):
+  """A reader that may read complete sources once for all sites of a depth block.
+
+  With the strategy `history` a block is a layer.
 
   Args:
-    layers_per_block: layers of one depth block, 1..L; the last block may be shorter.
     two_phase: whether a scan reads the complete sources once for all sites of a block; the function
       is the same up to rounding. `auto` does so where a kernel can run and moves fewer bytes.
       `always` needs one head and scores that kernels cover, and uses plain JAX where none can run.
       `never` reads all sources at every site.
   """
 
-  strategy: Strategy = "depth_blocks"
-
-  def __init__(self, *, layers_per_block: int = 3, two_phase: str = "auto", **options: Any):
+  def __init__(self, *, two_phase: str = "auto", **options: Any):
     super().__init__(**options)
-    in_range = 1 <= layers_per_block <= self.num_layers
-    check_option("layers_per_block", layers_per_block, in_range, f"1..{self.num_layers} (layers)")
     self.two_phase = check_choice("two_phase", two_phase, TWO_PHASE)
-    fits = two_phase != "always" or self.num_heads == 1
-    check_option("two_phase", two_phase, fits, f"auto, never with num_heads={self.num_heads}")
-    fits = two_phase != "always" or not self.scores.plain
-    check_option("two_phase", two_phase, fits, f"auto, never with {self.scores.plain}")
-    self.layers_per_block = layers_per_block
+    reason = self._only_direct()
+    fits = two_phase != "always" or not reason
+    check_option("two_phase", two_phase, fits, f"auto, never with {reason}")
 
   def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
-    """See `Combinator.open_block`. The first of two phases is the reads of all sites."""
-    if self.scores.plain:
+    """See `SourceCombinator.open_block`. The first of two phases is the reads of all sites."""
+    if self._only_direct():
       return sources, None
     queries, key_scales = self.scores.folded(self._block_reader(sources)).values()
     if not self._in_two_phases(sources, queries):
@@ -266,11 +310,16 @@ class DepthBlocks(DepthReader):
     """Returns whether a scan reads complete sources once per block, see `two_phase`."""
     if self.two_phase != "auto":
       return self.two_phase == "always"
-    on_average = (self.num_blocks + 1) / 2  # before the blocks 1, 2, ... sources are complete
-    moves_less = two_phase_moves_less(on_average, len(queries))
     options = self._kernel_options()
     options.pop("eps")
-    return self.num_heads == 1 and moves_less and has_block_kernel(sources, queries, **options)
+    return self.two_phases_move_less(len(queries)) and has_block_kernel(sources, queries, **options)
+
+  def two_phases_move_less(self, num_reads: int) -> bool:
+    """Returns whether a step moves less with two phases, where a block has so many reads."""
+    history = self.strategy == "history"
+    # Before the first block one source is complete.
+    on_average = 1 + (len(self.sites) if history else 1) * (self.num_blocks - 1) / 2
+    return two_phase_moves_less(on_average, num_reads) and (not history or on_average > _FEW)
 
   def _block_reader(self, sources: Sources) -> Reader:
     """Returns the parameters of all reads of a depth block, [reads, ...] each.
@@ -283,21 +332,29 @@ class DepthBlocks(DepthReader):
     joined = {name: jnp.concatenate([p[name][...] for p in parts], 1) for name in parts[0]}
     return {name: rows.reshape(-1, *rows.shape[2:]) for name, rows in joined.items()}
 
-  def _slot(self, layer: Layer, site: str, view: str = "x") -> Layer:
-    """Returns the index of a read within the reads of its depth block."""
-    per_layer = len(self.sites) + len(self.own_readers)
-    number = self.sites.index(site)
-    if view != "x":
-      number = len(self.sites) + self.own_readers.index(view)
-    return layer % self.layers_per_block * per_layer + number
-
-  def _written(self) -> tuple[str, ...]:
-    return tuple(f"block {number}" for number in range(self.num_blocks))
-
   @property
   def num_blocks(self) -> int:
     """The number of depth blocks, which counts a shorter last one."""
     return -(-self.num_layers // self.layers_per_block)
+
+
+class DepthBlocks(TwoPhaseReader):
+  """A reader that completes a source after every `layers_per_block` layers, and at the end.
+
+  Args:
+    layers_per_block: layers of one depth block, 1..L; the last block may be shorter.
+  """
+
+  strategy: Strategy = "depth_blocks"
+
+  def __init__(self, *, layers_per_block: int = 3, **options: Any):
+    super().__init__(**options)
+    in_range = 1 <= layers_per_block <= self.num_layers
+    check_option("layers_per_block", layers_per_block, in_range, f"1..{self.num_layers} (layers)")
+    self.layers_per_block = layers_per_block
+
+  def _written(self) -> tuple[str, ...]:
+    return tuple(f"block {number}" for number in range(self.num_blocks))
 
   def _close_if_ended(self, state: DepthState, layer: Layer, site: str) -> DepthState:
     """Closes the block after the last site of its last layer, unless a scan does so."""

@@ -46,13 +46,13 @@ def block_loop(
   sizes = _Sizes(
     len(state.sources.recent), 0, 0, combinator.layers_per_block, combinator.num_layers
   )
-  opens = type(combinator).open_block is not SourceCombinator.open_block
-  loops = _Loops(nnx.graphdef(combinator), combinator.close_block, opens, layer, sizes)
+  loops = _Loops(nnx.graphdef(combinator), combinator.close_block, False, layer, sizes)
   arrays = _Arrays((shared, smooth), stack, constant)
   bank = make_bank(state.sources.recent, sizes.start)
   of_block = jax.eval_shape(loops.sources_of_block, bank, running, arrays)
-  sizes = sizes._replace(recent=len(of_block[0]), appended=len(of_block[1]))
-  loops = loops._replace(sizes=sizes)
+  recent, appended, opened = of_block
+  sizes = sizes._replace(recent=len(recent), appended=len(appended))
+  loops = loops._replace(sizes=sizes, opens=bool(jax.tree.leaves(opened)))
   bank, running, found = _run(loops, state.sources.recent, running, arrays)
   state = DepthState(Sources((), bank, sizes.bank), running.state)
   return Carried(state, running.handed), found
@@ -122,7 +122,7 @@ class _Loops(NamedTuple):
 
   graphdef: nnx.GraphDef
   close: Callable[[DepthState], DepthState]  # `SourceCombinator.close_block`
-  opens: bool  # whether the combinator has an `open_block` of its own
+  opens: bool  # whether all layers of a block share results of `open_block`
   layer: LayerStep
   sizes: _Sizes
 
@@ -172,13 +172,13 @@ class _Loops(NamedTuple):
 
   def sources_of_block(
     self, bank: Array, running: _Running, arrays: _Arrays
-  ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Returns the sources that a block of one layer leaves, and those that closing it appends."""
+  ) -> tuple[tuple[Array, ...], tuple[Array, ...], PyTree]:
+    """Returns the sources that a block of one layer leaves, those that it appends, and `opened`."""
     rows, start = _rows(arrays.stack.combinator, 0, 1), self.sizes.start
     bank, opened = self.open_block(start, bank, arrays.shared, rows)
     step = partial(self.step, jnp.int32(0), start, arrays.constant, bank, opened, running)
     (_, _, recent, running), _ = step(arrays.shared, _row(arrays.stack, 0))
-    return recent, self.close_block(recent, running)[0]
+    return recent, self.close_block(recent, running)[0], opened
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from resjax.combinators import AttnRes, BlockAttnRes, Combinator, ResidualStreams
-from resjax.kernels.depth_attention import bf16_remainder, two_phase_moves_less
+from resjax.kernels.depth_attention import bf16_remainder
 
 _WORD = jnp.int16  # in which the kernels keep low bits
 _LANES = 128
@@ -53,7 +53,8 @@ def depth_floor(combinator: Combinator, remat: str, dtype: str) -> Floor | None:
     cotangents, and writes c cotangents. A merge reads its result of phase 1 and the running sum,
     and writes the view: 3; where the reverse pass follows it also writes the low bits l of the view
     (1/4 where D is a multiple of 512). In reverse it reads the view and l, its cotangent, the
-    running sum and its cotangent so far, and writes two cotangents: 6 + l.
+    running sum and its cotangent so far, and writes two cotangents: 6 + l. The first site of a
+    layer of `attn_res` has nothing to merge: it normalises its result, 2, and 3 in reverse.
   direct: a read of n sources moves n + 1, and 3 n + 1 in reverse: the sources, their cotangents so
     far and the cotangent of the view in, the cotangents of the sources out.
 
@@ -77,20 +78,24 @@ def depth_floor(combinator: Combinator, remat: str, dtype: str) -> Floor | None:
     return _of_streams(combinator.num_streams, count, sites, remat)
   if not isinstance(combinator, AttnRes | BlockAttnRes):
     return None
-  if isinstance(combinator, AttnRes):
-    return _direct([index + 1 for index in range(count)], count + 1, remat)
-  size = combinator.layers_per_block * sites
-  blocks = [(1 + b, min(size, count - b * size)) for b in range(combinator.num_blocks)]
-  last = 1 + combinator.num_blocks
+  # Every site appends a source, or every depth block does.
+  full = isinstance(combinator, AttnRes)
+  appended, size = (sites, sites) if full else (1, combinator.layers_per_block * sites)
+  blocks = [(1 + appended * b, min(size, count - b * size)) for b in range(combinator.num_blocks)]
+  last = 1 + appended * combinator.num_blocks
   if not _reads_in_two_phases(combinator, size):
-    counts = [c + (place > 0) for c, sublayers in blocks for place in range(sublayers)]
+    counts = [
+      c + (place if full else place > 0) for c, sublayers in blocks for place in range(sublayers)
+    ]
     return _direct(counts, last, remat)
   low = _low_bits(combinator.d_model, dtype)
   again = remat != "none"
+  taken = 1 / sites if full else 0  # the share of the reads that are taken as phase 1 left them
+  merged = 1 - taken
   return Floor(
-    reads=3 if again else 3 + low,
-    again=3 + low if again else 0,
-    reverse=6 + low,
+    reads=2 * taken + (3 if again else 3 + low) * merged,
+    again=2 * taken + (3 + low) * merged if again else 0,
+    reverse=3 * taken + (6 + low) * merged,
     phase_1=2 * sum(c + sublayers for c, sublayers in blocks) / count,
     phase_1_reverse=sum(3 * c + sublayers for c, sublayers in blocks) / count,
     final=_final(last) / count,
@@ -121,11 +126,10 @@ def _final(sources: int) -> int:
   return 4 * sources + 2
 
 
-def _reads_in_two_phases(combinator: BlockAttnRes, sublayers: int) -> bool:
+def _reads_in_two_phases(combinator: AttnRes | BlockAttnRes, sublayers: int) -> bool:
   if combinator.two_phase != "auto":
     return combinator.two_phase == "always"
-  on_average = (combinator.num_blocks + 1) / 2
-  return combinator.num_heads == 1 and two_phase_moves_less(on_average, sublayers)
+  return combinator.num_heads == 1 and combinator.two_phases_move_less(sublayers)
 
 
 def _low_bits(width: int, dtype: str) -> float:

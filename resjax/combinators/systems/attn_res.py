@@ -6,12 +6,12 @@ from typing import Any
 
 from resjax.base import Array
 from resjax.combinators.base import Layer, PreNorm, Stream, TokenContext, Views
-from resjax.combinators.depth_reader import OutputReader
+from resjax.combinators.depth_reader import OutputReader, TwoPhaseReader
 from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources
 
 
-class AttnRes(OutputReader):
+class AttnRes(TwoPhaseReader, OutputReader):
   """h_i = Σ_j softmax_j(w_i · γ_i ⊙ RMS(v_j)) v_j over the embedding and all earlier outputs.
 
   Sources are v_0 = x and v_j, the output of sublayer j. Every sublayer i and the output have a
@@ -52,6 +52,11 @@ class AttnRes(OutputReader):
       and keys and another for values (RD-AttnRes, of which an index page quotes 2.4 to 3.0 % less
       perplexity at 120M and 343M; a small independent try had 0.6 % more); or `qkv`, one each. Each
       has its query and gain, and its pre-norm.
+    two_phase: whether a scan reads the sources of earlier layers once for both sites of a layer,
+      and merges the output of the first into the read of the second; the function is the same up to
+      rounding. `auto` does so from ten layers on, where a kernel can run. `always` needs one head,
+      at most two sites and a read that kernels cover, and uses plain JAX where none can run.
+      `never` reads all sources at every site.
     num_heads: H, a divisor of D; 1 is Full Attention Residuals, more is Multi-Head (MHAR).
     eps: added to the mean square of a source in its norm; > 0.
     implementation: of the read, see `depth_attention`; `auto` takes the best that can run.
@@ -73,10 +78,15 @@ class AttnRes(OutputReader):
   def _read(
     self, state: DepthState, layer: Layer, site: str, norms: Mapping[str, PreNorm]
   ) -> tuple[Views, Any]:
-    views, sources = {}, state.sources
+    views = {}
     for view in self.view_names(site):
-      views[view], sources = self._attend(sources, layer, site, norm=norms.get(view), view=view)
-    return views, DepthState(sources)
+      if state.opened is None:
+        norm = norms.get(view)
+        views[view], sources = self._attend(state.sources, layer, site, norm=norm, view=view)
+        state = DepthState(sources)
+      else:
+        views[view], state = self._merged(state, layer, site, norms.get(view), view)
+    return views, state
 
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
-    return DepthState(tape.sources.append(out))
+    return dataclasses.replace(tape, sources=tape.sources.append(out))

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from resjax.base import Array, aligned
 from resjax.combinators.base import OUTPUT, Layer, SourceWeights, Stream, TokenContext, Views
 from resjax.combinators.checks import check_choice, check_flag
-from resjax.combinators.depth_reader import DepthReader
+from resjax.combinators.depth_reader import DepthReader, TwoPhaseReader
 from resjax.combinators.numerics import project, recomputed, scaled_add
 from resjax.combinators.source import DepthState
 from resjax.kernels.depth_attention import Sources
@@ -79,6 +79,8 @@ class DeltaReader(DepthReader):
     self, state: DepthState, layer: Layer, site: str, view: str
   ) -> tuple[Array, DepthState]:
     """Returns the read of a view of a site [B, T, D], and the state for the next reader."""
+    if state.opened is not None:
+      return self._merged(state, layer, site, view=view)
     sources = state.sources
     if self.null_source:
       sources = self._with_null(sources, layer, site)
@@ -86,6 +88,10 @@ class DeltaReader(DepthReader):
     if self.null_source:
       sources, _ = sources.pop()
     return routed, DepthState(sources, state.running)
+
+  def _only_direct(self) -> str:
+    """See `DepthReader`. A null source is not the same for all sites."""
+    return "null_source=True" if self.null_source else super()._only_direct()
 
   def _gate(self, stream: Array, layer: Layer, site: str) -> Array:
     """Returns g: a scalar, or one number per channel and token."""
@@ -106,7 +112,7 @@ def gate_of(x: Stream, weight: Float[Array, "D G"], bias: Float[Array, " G"]) ->
   return jax.nn.sigmoid(logits + aligned(bias, logits))
 
 
-class DeltaAttnRes(DeltaReader):
+class DeltaAttnRes(TwoPhaseReader, DeltaReader):
   """h_i = x + g_i ⊙ Σ_j softmax_j(w_i · γ_i ⊙ RMS(v_j)) v_j,  x ← x + f(h_i).
 
   Sources v_0 = the embedding and v_j = the output of sublayer j, as in `attn_res`, but the read is
@@ -142,6 +148,8 @@ class DeltaAttnRes(DeltaReader):
     output_gate: `none`, `scalar`, `vector` or `alpha`.
     null_source: whether the softmax has a null source.
     views: `x`, `qk_v` or `qkv`, as in `attn_res`.
+    two_phase: whether a scan reads earlier sources once per layer, as in `attn_res`; without a null
+      source.
     num_heads: H, a divisor of D; heads as in `attn_res`.
     eps: added to the mean square of a source in its norm; > 0.
     implementation: of the read, see `depth_attention`; `auto` takes the best that can run.
@@ -157,7 +165,7 @@ class DeltaAttnRes(DeltaReader):
     return DepthState(Sources(recent=(x,)), x)
 
   def _after(self, state: DepthState, layer: Layer, site: str, out: Array, tape: Any) -> DepthState:
-    return DepthState(tape.sources.append(out), state.running + out)
+    return DepthState(tape.sources.append(out), state.running + out, tape.opened)
 
   def final(self, state: DepthState) -> Stream:
     return state.running

@@ -6,11 +6,10 @@ import jax.numpy as jnp
 
 from resjax.base import Array
 from resjax.combinators.base import Layer, Stream, TokenContext
-from resjax.combinators.checks import check_option
 from resjax.combinators.depth_reader import DepthBlocks
 from resjax.combinators.source import DepthState
 from resjax.combinators.systems.delta_attn_res import DeltaReader
-from resjax.kernels.depth_attention import Sources, depth_attention_row
+from resjax.kernels.depth_attention import Sources
 
 
 class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
@@ -52,26 +51,11 @@ class DeltaBlockAttnRes(DepthBlocks, DeltaReader):
 
   def __init__(self, **options: Any):
     super().__init__(**options)
-    fits = self.two_phase != "always" or not self.null_source
-    check_option("two_phase", self.two_phase, fits, "auto, never with null_source=True")
     self.equals_standard_at_init = self.output_gate == "alpha"
 
   def init(self, x: Stream, tokens: TokenContext | None = None) -> DepthState:
     """See `Combinator.init`. Sites hand on the stream and the sum of the running block."""
     return DepthState(Sources(recent=(x,)), (x, jnp.zeros_like(x)))
-
-  def _in_two_phases(self, sources: Sources, queries: Array) -> bool:
-    """See `DepthBlocks`. A null source is not the same for all sites."""
-    return not self.null_source and super()._in_two_phases(sources, queries)
-
-  def _routed(
-    self, state: DepthState, layer: Layer, site: str, view: str
-  ) -> tuple[Array, DepthState]:
-    """No source changes within a block: with two phases the first one has all its reads."""
-    if state.opened is None:
-      return super()._routed(state, layer, site, view)
-    routed, opened = depth_attention_row(state.opened, self._slot(layer, site, view))
-    return routed, DepthState(state.sources, state.running, opened)
 
   def close_block(self, state: DepthState) -> DepthState:
     """See `Combinator.close_block`. The sum of the running block becomes a source."""

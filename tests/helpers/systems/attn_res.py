@@ -73,8 +73,11 @@ def site_reads(params, layer, index, read, views="x"):
   return found
 
 
-def attn_res(params, weights, x, sites, /, *, views="x", **rule):
-  """Full: section 3.1; heads as in arXiv 2607.27230; views as in arXiv 2608.01075 and Inkling 2."""
+def attn_res(params, weights, x, sites, /, *, views="x", two_phase="", **rule):
+  """Full: section 3.1; heads as in arXiv 2607.27230; views as in arXiv 2608.01075 and Inkling 2.
+
+  Two phases are the same function.
+  """
   sources = [x]
 
   def read(reader):
@@ -150,6 +153,8 @@ def _of(dead, *names):
 CASES = (
   Case("attn_res", **_FRESH),
   Case("attn_res", {"num_heads": 2}, **_FRESH),
+  Case("attn_res", {"two_phase": "always"}, **_FRESH),
+  Case("attn_res", {"views": "qkv", "two_phase": "always"}, **_VIEWS),
   Case("attn_res", {"views": "qkv"}, **_VIEWS),
   Case("attn_res", {"views": "qk_v", "num_heads": 2}, **_VIEWS),
   Case("attn_res", _INKLING, dead=_of(FIRST, "query"), learns_at_init=("query", "final_query")),

@@ -32,7 +32,7 @@ def delta_views(
   return site_reads(params, *at, read, views)
 
 
-def delta_attn_res(params, weights, x, sites, **options):
+def delta_attn_res(params, weights, x, sites, *, two_phase="", **options):
   values = [x]
   for layer, index, run in sublayers(weights, sites):
     out = run(delta_views(params, (layer, index), values, x, **options))[1]
@@ -70,6 +70,7 @@ _LEARNS = {"learns_at_init": ("query",), **_STANDARD}
 CASES = (
   Case("delta_attn_res", **_LEARNS),
   Case("delta_attn_res", {"num_heads": 2}, **_LEARNS),
+  Case("delta_attn_res", {"two_phase": "always", "output_gate": "vector"}, **_LEARNS),
   Case("delta_attn_res", {"output_gate": "scalar"}, **_LEARNS),
   Case("delta_attn_res", {"output_gate": "vector"}, **_LEARNS),
   Case("delta_attn_res", {"output_gate": "alpha"}, **_STANDARD | {"learns_at_init": ("alpha",)}),
@@ -127,9 +128,12 @@ BAD_OPTIONS = (  # for 3 layers, D = 8
   ("delta_block_attn_res", {"num_heads": 16}, ["num_heads=16", "divisors of d_model=8"]),
   ("delta_block_attn_res", {"layers_per_block": 0}, ["layers_per_block=0", "1..3"]),
   ("delta_block_attn_res", {"layers_per_block": 4}, ["layers_per_block=4", "1..3"]),
-  (
-    "delta_block_attn_res",
-    {"two_phase": "always", "null_source": True},
-    ["two_phase='always'", "auto, never", "null_source=True"],
+  *(
+    (
+      name,
+      {"two_phase": "always", "null_source": True},
+      ["two_phase='always'", "auto, never", "null_source=True"],
+    )
+    for name in ("delta_attn_res", "delta_block_attn_res")
   ),
 )

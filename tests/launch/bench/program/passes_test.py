@@ -347,8 +347,17 @@ def test_the_least_that_two_phases_move(remat, expected):
   assert depth_floor(residual, remat, "bfloat16").sum == pytest.approx(expected)
 
 
+def test_the_least_that_two_phases_of_full_reads_move():
+  """Each layer opens with 1 and 3 sources for two sites, of which the second one merges."""
+  full = combinator("attn_res", num_layers=2, d_model=512, two_phase="always")
+  phase_1 = 2 * (3 + 5) + (5 + 11)
+  sites = (2 + 3 + 2 + 3.25) + (3 + 6.25)
+  assert depth_floor(full, "full", "bfloat16").sum == (phase_1 + 2 * sites + 5 + 1 + 15 + 1) / 4
+
+
 def test_the_least_that_direct_reads_move():
-  full = combinator("attn_res", num_layers=2, d_model=256)  # 1, 2, 3, 4 sources, and 5 at the end
+  # 1, 2, 3, 4 sources, and 5 at the end
+  full = combinator("attn_res", num_layers=2, d_model=256)
   assert depth_floor(full, "none", "bfloat16").sum == (14 + 34 + 6 + 16) / 4
   assert depth_floor(full, "full", "bfloat16").sum == (2 * 14 + 34 + 6 + 16) / 4
   one = combinator("block_attn_res", num_layers=2, d_model=256, layers_per_block=2)
