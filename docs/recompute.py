@@ -10,22 +10,24 @@ of the whole line, unless it stands alone there, above a table; behind a backtic
 """
 
 import difflib
+import functools
 import pathlib
 import re
 import sys
 from collections.abc import Callable, Mapping
 
 from docs.comparisons import compiled_shapes, coverage
-from docs.findings import depth, depth_retrieval, one_parent, real_models, statements
+from docs.findings import cuts_and_gates, depth, depth_retrieval, real_models, statements
 from docs.systems import public
 
 DOCS = pathlib.Path(__file__).parent
+SWEEPS = ("from_start", "one_parent", "retrofit")  # of cuts and gates
 SOURCES: Mapping[str, Callable[[], Mapping[str, str]]] = {
   "compiled_shapes": compiled_shapes.numbers,
   "coverage": coverage.numbers,
   "depth": depth.numbers,
   "depth_retrieval": depth_retrieval.numbers,
-  "one_parent": one_parent.numbers,
+  **{name: functools.partial(cuts_and_gates.numbers, name) for name in SWEEPS},
   "public": public.numbers,
   "real_models": real_models.numbers,
 }

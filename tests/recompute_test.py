@@ -142,14 +142,17 @@ def test_models_of_a_sweep_say_where_gates_attenuate_and_what_states_are_near_to
   for arm, found in gaps.items():
     models = []
     for seed, gap in enumerate(found):
-      one = alignment(num_layers=3, sites=("mlp",), seed=seed)
+      one = alignment(f"seed_{seed + 1}, step 250", "", 3, sites=("mlp",), seed=seed)
       group = one.readings["closed"]["all"]
       metrics = group.metrics | {"cosine_next": gap + group.metrics["cosine_input"]}
       shifts = {"probability": shift_at(1, 2 + (arm == "lns" and seed > 2), 4)}
       group = dataclasses.replace(group, metrics=metrics, shifts=shifts)
       one = dataclasses.replace(one, readings={"closed": {"all": group}})
-      factors = StreamFactors(SITES, alphas + (seed == 0) * 0.5, alphas) if arm == "lns" else None
-      models.append(report.Results(one, factors=factors))
+      factors = StreamFactors(
+        SITES, alphas + (seed == 0 and arm == "lns") * 0.5 - seed / 1e4, alphas
+      )
+      factors = None if arm == "standard" else factors
+      models.insert(0, report.Results(one, factors=factors))  # in any order
     (tmp_path / "analysis" / arm).mkdir(parents=True)
     (tmp_path / "analysis" / arm / "results.json").write_text(report.results.to_json(models))
   swept_models.keep(str(tmp_path / "lns_rate_24"), str(tmp_path / "analysis"))
@@ -161,7 +164,11 @@ def test_models_of_a_sweep_say_where_gates_attenuate_and_what_states_are_near_to
   assert found["lns.emergence"].startswith("+0.4") and "standard-x5.emergence" in found
   assert found["lns.attenuation"].endswith("; layer 1 most in 4")
   assert found["lns.located"] == "nothing to locate"  # the first one has factors above 1
-  assert found["lns.share"] == "83 % (83 to 83), n = 4; the largest in 4 of 5"
+  assert found["lns.share"] == "too little to locate in 1 of 5"
+  assert found["standard-x5.share"] == "83.289 % (83.245 to 83.332), n = 5; the largest in 5 of 5"
+  assert found["standard-x5.located"] == "undecided"  # even would be 50 %
+  factor = float(found["standard-x5.factor"].split()[0])
+  assert factor == pytest.approx(0.45**0.5, abs=1e-3)
   assert "standard.share" not in found
 
 

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 
 from configs.ablations import depthbench_1m
 from docs.findings import statements, swept_models, words
-from docs.findings.one_parent import Values, by_arm
+from docs.findings.cuts_and_gates import Values, by_arm
 from resjax.study.analysis import plots
 from resjax.study.statistics import Contrast, compare, holm, mean_interval
 from resjax.study.sweeps import plan, results, table

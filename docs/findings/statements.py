@@ -8,8 +8,9 @@ has `<!--NAME.ARM-->` for a mean, `<!--NAME.ARM-OTHER-->` for a paired differenc
 
 docs/findings/NAME/ may also be a sweep, with its plan.json and results.json. Then a page has
 `<!--NAME.ARM-->` for the difference of an arm from the baseline, `<!--NAME.ARM-OTHER-->` for one
-from another reference, either with `.verdict` behind it, and `<!--NAME.margin-->`; of its models,
-where models.json is there, what docs/findings/swept_models.py says.
+from another reference, either with `.verdict` behind it, `<!--NAME.ARM.SETTING-->` for what was
+tuned, and `<!--NAME.margin-->`; of its models, where models.json is there, what
+docs/findings/swept_models.py says.
 """
 
 import dataclasses
@@ -65,5 +66,7 @@ def of_sweep(folder: pathlib.Path) -> dict[str, str]:
     if row.difference is not None and row.margin is not None:
       found[name] = words.difference(row.difference)
       found["margin"] = f"{row.margin:.2g}"
+  for arm, values in planned.tuned.items():
+    found |= {f"{arm}.{name.rpartition('.')[2]}": f"{value:g}" for name, value in values.items()}
   has_models = (folder / swept_models.FILE_NAME).exists()
   return found | (swept_models.numbers(folder) if has_models else {})

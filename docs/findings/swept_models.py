@@ -2,13 +2,14 @@
 
   python -m docs.findings.swept_models SWEEP ANALYSES
 
-keeps plan.json and results.json of the folder SWEEP in the folder of docs/findings with its name,
-and models.json with what is needed of ANALYSES, which has a folder for each arm with the
-results.json of `resjax analyze`, whose models are the seeds of the arm in their order. A page has,
-in terms of the baseline and of all arms as one family,
+keeps plan.json and results.json of the folder SWEEP, of arms that were run, in the folder of
+docs/findings with its name, and models.json with what is needed of ANALYSES, which has a folder for
+each arm with the results.json of `resjax analyze`, whose models are called by their seeds. A page
+has, in terms of the baseline and of all arms as one family,
 
   NAME.ARM.gap         the difference of cos(next) - cos(input) at the last state
   NAME.ARM.emergence   the difference of the layer after which the next token emerges
+  NAME.ARM.factor      the factor of a layer, its geometric mean over layers
   NAME.ARM.attenuation the mean attenuation of all layers together, and which one has most of it
   NAME.ARM.share       the share of the last layer, and in how many models it is the largest
   NAME.ARM.located     what that says, see `resjax.study.analysis.stream_factors.concentration`
@@ -19,7 +20,7 @@ in terms of the baseline and of all arms as one family,
 import dataclasses
 import json
 import pathlib
-import shutil
+import re
 import sys
 from collections import Counter
 
@@ -30,7 +31,7 @@ from resjax.base import typed_json
 from resjax.study.analysis import stream_factors
 from resjax.study.analysis.report import Results, results
 from resjax.study.statistics import Contrast, compare
-from resjax.study.sweeps import plan, table
+from resjax.study.sweeps import comparison, plan, table
 
 FOLDER = pathlib.Path(__file__).parent
 FILE_NAME = "models.json"
@@ -68,37 +69,39 @@ def keep(sweep: str, analyses: str) -> None:
   source, kept = pathlib.Path(sweep), FOLDER / pathlib.Path(sweep).name
   keep_sweep(source, kept)
   models, sites = [], list[str]()
-  for arm, seeds in finished(source).items():
-    path = pathlib.Path(analyses, arm, "results.json")
-    for seed, one in zip(seeds, results.from_json(path.read_text(), str(path)), strict=True):
-      models.append(_model(arm, seed, one))
+  for path in sorted(pathlib.Path(analyses).glob("*/results.json")):
+    for one in results.from_json(path.read_text(), str(path)):
+      models.append(_model(path.parent.name, one))
       sites = list(one.factors.sites) if one.factors else sites
+  models.sort(key=lambda model: (model.arm, model.seed))
   text = json.dumps(dataclasses.asdict(_Kept(sites, models)), indent=1) + "\n"
   (kept / FILE_NAME).write_text(text)
 
 
 def keep_sweep(source: pathlib.Path, kept: pathlib.Path) -> None:
-  """Copies the plan and the runs of a sweep."""
-  kept.mkdir(exist_ok=True)
-  for name in (plan.FILE_NAME, table.FILE_NAME):
-    shutil.copy(source / name, kept / name)
+  """Keeps the plan and the runs of a sweep, without arms of which nothing was run (--only)."""
+  planned, runs = plan.read(source), table.read(source).runs
+  assert planned is not None
+  runs = [run for run in runs if any(r.arm == run.arm and r.value is not None for r in runs)]
+  arms = {run.arm for run in runs}
+  pairs = tuple(pair for pair in planned.questions.contrasts if arms.issuperset(pair))
+  questions = dataclasses.replace(planned.questions, contrasts=pairs)
+  kept_arms = {arm: made for arm, made in planned.arms.items() if arm in arms}
+  planned = dataclasses.replace(planned, questions=questions, arms=kept_arms)
+  plan.write(kept, planned)
+  (_, as_csv) = table.save(runs, kept, comparison.make(planned, runs))
+  as_csv.unlink()
 
 
-def finished(sweep: pathlib.Path) -> dict[str, list[int]]:
-  """Returns the seeds of the finished runs of each arm, upwards."""
-  found: dict[str, list[int]] = {}
-  for run in table.read(sweep).runs:
-    if run.seed is not None and run.value is not None:
-      found.setdefault(run.arm, []).append(run.seed)
-  return {arm: sorted(seeds) for arm, seeds in found.items()}
-
-
-def _model(arm: str, seed: int, found: Results) -> Model:
+def _model(arm: str, found: Results) -> Model:
+  named = re.search(r"seed_(\d+)", found.alignment.model)
+  if named is None:
+    raise ValueError(f"arm {arm!r}: the model {found.alignment.model!r} names no seed")
   group = found.alignment.readings["closed"]["all"]
   emergence = group.shifts["probability"].emergence.index
   return Model(
     arm,
-    seed,
+    int(named[1]),
     *(_digits(group.metrics[f"cosine_{token}"]).tolist() for token in ("input", "next")),
     None if emergence is None else found.alignment.positions[emergence].layer,
     [] if found.factors is None else _digits(found.factors.means).tolist(),
@@ -130,7 +133,8 @@ def numbers(folder: pathlib.Path) -> dict[str, str]:
     for one in compare(values, known):
       found[f"{one.contrast.arm}.{name}"] = words.difference(one)
   for arm, models in arms.items():
-    if models[0].factors:
+    learned = len({repr(one.factors) for one in models}) > 1  # factors of cuts are settings
+    if learned and models[0].factors:
       located = _located(kept.sites, models)
       found |= {f"{arm}.{name}": text for name, text in located.items()}
   return found
@@ -147,13 +151,18 @@ def _located(sites: list[str], models: list[Model]) -> dict[str, str]:
     means = np.array(one.factors)
     factors.append(stream_factors.StreamFactors(tuple(sites), means, np.zeros_like(means)))
   totals = [float(one.attenuations.sum()) for one in factors]
+  typical = [float(np.exp(np.log(one.of_layers).mean())) for one in factors]
   largest = Counter(int(np.argmax(one.attenuations)) for one in factors).most_common(1)[0]
   share = stream_factors.concentration(factors)
   known = [100 * each for each in share.shares if each is not None]
-  mean = words.mean(known, " %") if len(known) > 1 else "too little to locate"
+  mean = f"too little to locate in {len(models) - len(known)} of {len(models)}"
+  if len(known) == len(models):
+    mean = f"{words.mean(known, ' %')}; the largest in {share.last_is_largest} of {len(models)}"
+  place = f"; layer {largest[0]} most in {largest[1]}"
   return {
-    "attenuation": f"{words.mean(totals)}; layer {largest[0]} most in {largest[1]}",
-    "share": f"{mean}; the largest in {share.last_is_largest} of {len(models)}",
+    "factor": words.mean(typical),
+    "attenuation": words.mean(totals) + place if any(totals) else "none",
+    "share": mean,
     "located": share.verdict,
   }
 

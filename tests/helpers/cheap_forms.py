@@ -44,6 +44,7 @@ ADDED = {
     "--print_commands",
     "--config.workdir=runs/planned",
   ),
+  "sweep --config.workdir=runs/retrofit": ("--print_commands", "--only=standard,gate-alone"),
   "ladder": (),
   "aot": _SMALL_STEP,
   "evaluate": ("--limit=2", "--max_length=64"),
@@ -88,8 +89,6 @@ SCRIPTS = {
   "make": None,  # what `make --dry-run` prints of resjax is run
   "python docs/examples/diff_sizes.py": lambda words: words[1:],
   "python docs/findings/patched_prompts.py": lambda words: words[1:],
-  # Without its second folder: that would be an analysis of all 13 arms.
-  "python -m docs.findings.one_parent": lambda words: words[1:4],
   "python -m docs.findings.depth": lambda words: words[1:],
   "python -m docs.systems.public": lambda words: words[1:],
 }
@@ -114,6 +113,9 @@ ELSEWHERE = {
   ),
   "python -m docs.comparisons.compiled_shapes": (
     "reads what compilers for absent chips wrote; tests/recompute_test.py has such files"
+  ),
+  "python -m docs.findings.swept_models": (
+    "reads analyses of all runs of a sweep; tests/recompute_test.py makes some"
   ),
   "python3 -m venv": "tests/first_steps_test.py runs it",
   "pip install": "tests/wheel_test.py and tests/first_steps_test.py install the wheel",
