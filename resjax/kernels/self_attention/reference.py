@@ -124,9 +124,9 @@ def cached_attention(
   length, num_keys = q.shape[1], k.shape[1]
 
   def attend(q: Array, end: int, ids: Array, start: Array | int, at: PyTree) -> Array:
-    seen = (a[:, :end].astype(q.dtype) for a in (k, v))
+    keys, values = (a[:, :end].astype(q.dtype) for a in (k, v))
     options: dict[str, Any] = {"scores": scores, "implementation": "xla", "places": at}
-    return masked_rows(q, *seen, ids, key_ids[:, :end], start, window.size, **options)
+    return masked_rows(q, keys, values, ids, key_ids[:, :end], start, window.size, **options)
 
   if length <= _CHUNK:
     return attend(q, num_keys, query_ids, first, places)
