@@ -114,7 +114,7 @@ FILES = {
   "allenai/OLMoE-1B-7B-0924": {
     "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "clip_qkv": None,
     "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 1024,
-    "max_position_embeddings": 4096, "model_type": "olmoe", "norm_topk_prob": False,
+    "max_position_embeddings": 4096, "model_type": "olmoe",
     "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8,
     "num_hidden_layers": 16, "num_key_value_heads": 16, "output_router_logits": False,
     "rope_scaling": None, "rope_theta": 10000.0, "router_aux_loss_coef": 0.01,
