@@ -28,7 +28,7 @@ from configs import llama_1p3b
 # over `expert` devices would hold the worst case of a batch (docs/moe.md).
 SLICES = {
   "v5p-64": {"fsdp": 32, "remat": "none", "microbatches": 4},  # 61.42 of 95.74 GiB
-  "v6e-64": {"fsdp": 64, "remat": "none", "microbatches": 8},  # 2 rows: 31.29 of 31.25 GiB
+  "v6e-64": {"fsdp": 64, "remat": "none", "microbatches": 8},  # 17.78 of 31.25 GiB; 2 rows: 31.29
 }
 
 
