@@ -450,7 +450,8 @@ def _outward_backward(form: _Form, saved: Any, grad: Array) -> tuple[Array, Arra
   d_kernel = _shared_out(form.embed, _gradient(scaled, d_made, groups), 2, kernel)
   w = _joined(form, kernel, 2).swapaxes(1, 2)
   d_scaled = _multiplied(form, d_made, w, groups, form.dtype)
-  d_weights = jnp.einsum("sf,sf->s", d_scaled, inner, preferred_element_type=weights.dtype)
+  # A sum and no dot product, whose factors TPUs would round to bfloat16.
+  d_weights = jnp.sum(d_scaled.astype(weights.dtype) * inner.astype(weights.dtype), axis=-1)
   return _scaled(d_scaled, weights, groups), _choices(d_weights, groups), d_kernel, None
 
 
