@@ -87,7 +87,7 @@ class Recorder:
       if (job := self._run.train.goodput_job) and jax.process_index() == 0:
         so_far = sum(self._ledger.phases().values())
         library = opened.enter_context(GoodputLibrary(job, self._start, so_far))
-        self._ledger.follow(library.phase)
+        opened.enter_context(self._ledger.follow(library.phase))
       opened.enter_context(self._progress)
       self._open = opened.pop_all()
     return self

@@ -125,6 +125,14 @@ def test_runs_that_differ_in_more_are_refused(change, message):
   assert "\n" not in str(raised.value)
 
 
+def test_runs_that_share_their_steps_have_no_job_of_their_own():
+  config = tiny.get_config()
+  config.train.goodput_job = "job"
+  same_program.check([config.to_dict()])
+  with pytest.raises(ValueError, match="goodput_job=job is the job of one run"):
+    same_program.check([config.to_dict(), config.to_dict()])
+
+
 def records(workdir):
   """The records of a run without times."""
   timed = ("time/", "goodput/", "memory/")

@@ -1,6 +1,7 @@
 """What a run does, told to ml-goodput-measurement, whose recorder writes to Cloud Logging."""
 
 import datetime
+import re
 import time
 from typing import Any
 
@@ -13,13 +14,21 @@ _EVENTS = {"eval": "evaluation", "save": "checkpoint_save"}
 _BETWEEN = "other"  # comes between two batches of an evaluation, too
 
 
-def recorder_class() -> Any:
-  """Returns the library's class `GoodputRecorder`.
+def recorder(job: str) -> Any:
+  """Returns the library's `GoodputRecorder` of a job, which has written nothing yet.
 
   Raises:
-    ValueError: the library is not installed.
+    ValueError: the name is malformed, the library is not installed, or it finds no project of
+      Google Cloud or no credentials. Whether these may write is not known before it writes.
   """
-  return extras.chosen("ml_goodput_measurement", "goodput", SETTING).goodput.GoodputRecorder
+  if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", job):
+    raise ValueError(f"{SETTING}={job!r} must be letters, digits, '.', '_' and '-', such as run1")
+  library = extras.chosen("ml_goodput_measurement", "goodput", SETTING).goodput
+  try:
+    return library.GoodputRecorder(job_name=job, logger_name=f"goodput_{job}", logging_enabled=True)
+  except Exception as error:  # of a client of Google Cloud, whatever its class is
+    why = " ".join(str(error).split())
+    raise ValueError(f"{SETTING}={job} cannot write to Cloud Logging: {why}") from error
 
 
 class GoodputLibrary:
@@ -28,7 +37,9 @@ class GoodputLibrary:
   The library's own calculator makes goodput of them, for example
   `GoodputCalculator(job_name=JOB, logger_name="goodput_JOB").get_job_goodput()`. Until the first
   batch a job prepares its training. Then batches are data loading, the start of each program is
-  that of a step, and evaluations and saves are its custom events.
+  that of a step, and evaluations and saves are its custom events. At the end it records the start
+  of one more step, since the calculator tells events apart between two steps only, and finds that
+  a job went on where a step starts again. The job ends where no error or signal ended the process.
 
   Args:
     job: the name of the job; a run that goes on has that of its earlier processes.
@@ -36,15 +47,11 @@ class GoodputLibrary:
     seconds: how long ago this process of the run began.
 
   Raises:
-    ValueError: the library is not installed, or cannot write to Cloud Logging.
+    ValueError: see `recorder`.
   """
 
   def __init__(self, job: str, done: int, seconds: float):
-    made = recorder_class()
-    try:
-      self._to = made(job_name=job, logger_name=f"goodput_{job}", logging_enabled=True)
-    except Exception as error:  # of a client of Google Cloud, whatever its class is
-      raise ValueError(f"{SETTING}={job} cannot write to Cloud Logging: {error}") from error
+    self._to = recorder(job)
     self._step, self._open, self._prepared = done, "", False
     began = datetime.datetime.fromtimestamp(time.time() - seconds, datetime.UTC)
     self._to.record_job_start_time(began)
@@ -79,5 +86,9 @@ class GoodputLibrary:
 
   def __exit__(self, *exc: object) -> None:
     self._end()
-    self._to.record_job_end_time()
+    if not self._prepared:
+      self._to.record_training_preparation_end_time()
+    self._to.record_step_start_time(self._step + 1)
+    if exc[0] is None:
+      self._to.record_job_end_time()
     self._to.flush()

@@ -187,17 +187,17 @@ class WandbSink:
 
 
 def check_sinks(*, tensorboard: bool, wandb: str, goodput: str) -> None:
-  """Checks that the packages of what is chosen are installed, see `MetricLogger`.
+  """Checks that the packages of what is chosen are installed, and the job of `goodput`.
 
   Raises:
-    ValueError: one is not.
+    ValueError: one is not; or see `goodput_library.recorder`.
   """
   if tensorboard:
     extras.chosen("tensorboardX", "tensorboard", "config.train.tensorboard")
   if wandb:
     extras.chosen("wandb", "wandb", "config.train.wandb_project")
   if goodput:
-    goodput_library.recorder_class()
+    goodput_library.recorder(goodput)
 
 
 def _opened(path: Location, resume_step: int | None) -> LocalLines | RemoteLines:

@@ -80,9 +80,14 @@ class Ledger:
       self._stack.pop()
       self._tell()
 
-  def follow(self, on_phase: Callable[[str], None]) -> None:
-    """Takes what is called with the name of the phase at each change from now on, too."""
+  @contextlib.contextmanager
+  def follow(self, on_phase: Callable[[str], None]) -> Iterator[None]:
+    """Calls a function with the name of the phase at each change in this context, too."""
     self._followers.append(on_phase)
+    try:
+      yield
+    finally:
+      self._followers.remove(on_phase)
 
   def resume(self, earlier: Mapping[str, float]) -> None:
     """Takes the account of earlier processes of the run, as `carried` returns it."""

@@ -16,8 +16,16 @@ FREE = {
 
 
 def check(configs: Sequence[Mapping[str, Any]]) -> None:
-  """Raises ValueError unless configs differ in `FREE` alone, and each has a folder of its own."""
+  """Raises ValueError unless configs differ in `FREE` alone, and each has a folder of its own.
+
+  Several runs are refused that name a job of ml-goodput-measurement: their steps are the same.
+  """
   first, *others = [config_tree.flat(config) for config in configs]
+  if others and (job := first.get("train.goodput_job")):
+    raise ValueError(
+      f"config.train.goodput_job={job} is the job of one run, and runs that train together share "
+      "their steps; leave it out, or train them one by one"
+    )
   for other in others:
     for key in sorted({*first, *other} - FREE.keys()):
       if first.get(key) != other.get(key):

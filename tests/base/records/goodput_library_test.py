@@ -1,5 +1,6 @@
 """What ml-goodput-measurement is told: of a ledger's phases, and by a run."""
 
+import contextlib
 import datetime
 import sys
 import time
@@ -8,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from resjax.base.records import GoodputLibrary, Ledger
+from resjax.base.records import GoodputLibrary, Ledger, metrics_log
 from tests.helpers import trained
 from tests.helpers.runs import write_text
 
@@ -80,12 +81,13 @@ def goes_through(ledger, *phases):
 def test_phases_become_events(made):
   ledger = Ledger()
   goes_through(ledger, "init", "restore")
-  with GoodputLibrary("run1", done=4, seconds=30.0) as library:
-    ledger.follow(library.phase)
+  library = GoodputLibrary("run1", done=4, seconds=30.0)
+  with library, ledger.follow(library.phase):
     # What comes before the first batch is preparation, an evaluation that was owed too.
     goes_through(ledger, "compile", "eval", "input", "dispatch", "device", "log")
     goes_through(ledger, "input", "dispatch", "device", "log", "eval", "eval", "log", "save")
     goes_through(ledger, "input", "dispatch", "save")
+  goes_through(ledger, "eval")
   (recorder,) = made
   assert recorder.names == ("run1", "goodput_run1", True)
   age = datetime.datetime.now(datetime.UTC) - recorder.began
@@ -93,8 +95,16 @@ def test_phases_become_events(made):
   saves = ["checkpoint_save", "checkpoint_save ends"]
   assert recorder.calls == [
     *(*BEGINS, "prepared", *STEP, "step 5", *STEP, "step 6"),
-    *("evaluation", "evaluation ends", *saves, *STEP, "step 7", *saves, "job ends", "flush"),
+    *("evaluation", "evaluation ends", *saves, *STEP, "step 7", *saves),
+    *("step 8", "job ends", "flush"),
   ]
+
+
+def test_a_job_that_is_stopped_does_not_end(made):
+  ledger, library = Ledger(), GoodputLibrary("run1", done=4, seconds=0.0)
+  with pytest.raises(KeyboardInterrupt), library, ledger.follow(library.phase):
+    raise KeyboardInterrupt
+  assert made[0].calls == [*BEGINS, "prepared", "step 5", "flush"]
 
 
 def test_a_run_tells_its_steps_and_one_that_goes_on_the_rest(made, tmp_path):
@@ -106,7 +116,7 @@ def test_a_run_tells_its_steps_and_one_that_goes_on_the_rest(made, tmp_path):
     trained.run(config)
     told = made[-1].calls
     assert [call for call in told if call.startswith("step")] == [
-      f"step {step}" for step in range(first, steps + 1)
+      f"step {step}" for step in range(first, steps + 2)
     ]
     assert told[-2:] == ["job ends", "flush"] and "evaluation" in told
     assert told.count("prepared") == 1 and told.count("loads") == told.count("loaded")
@@ -114,15 +124,21 @@ def test_a_run_tells_its_steps_and_one_that_goes_on_the_rest(made, tmp_path):
 
 def test_what_the_library_refuses_is_one_line(made, monkeypatch):
   def refuse(*args, **kwargs):
-    raise OSError("Your default credentials were not found.")
+    raise OSError("Your default credentials\n were not found.")
 
   monkeypatch.setattr(GoodputRecorder, "__init__", refuse)
-  with pytest.raises(ValueError, match="goodput_job=a cannot write to Cloud Logging: Your default"):
-    GoodputLibrary("a", 0, 0.0)
+  sinks = {"tensorboard": False, "wandb": ""}
+  with pytest.raises(
+    ValueError, match="goodput_job=a cannot write to Cloud Logging: Your default "
+  ):
+    metrics_log.check_sinks(**sinks, goodput="a")
+  for name in ("a b", "-a", "a/b", "a\n"):
+    with pytest.raises(ValueError, match="must be letters, digits"):
+      metrics_log.check_sinks(**sinks, goodput=name)
 
 
-def test_the_librarys_own_calculator_finds_the_goodput(monkeypatch):
-  """Six steps of 0.2 s beside 0.2 s of an evaluation and 1 s of preparation."""
+def test_the_librarys_own_calculator_finds_the_goodput(monkeypatch, tmp_path):
+  """Six steps of 0.2 s in two processes, two evaluations, 2 s of preparation, 0.5 s down."""
   package = pytest.importorskip("ml_goodput_measurement")
   entries = []
 
@@ -140,19 +156,28 @@ def test_the_librarys_own_calculator_finds_the_goodput(monkeypatch):
       return entries, (None, None)
 
   monkeypatch.setattr(package.goodput, "_CloudLogger", Log)
-  ledger = Ledger()
-  with GoodputLibrary("a", 0, seconds=1.0) as library:
-    ledger.follow(library.phase)
-    for step in range(6):
-      goes_through(ledger, "input")
-      with ledger.phase("dispatch"):
-        time.sleep(0.2)
-      if step == 2:
-        with ledger.phase("eval"):
+  for done, ends in ((0, pytest.raises(KeyboardInterrupt)), (3, contextlib.nullcontext())):
+    ledger, library = Ledger(), GoodputLibrary("a", done, seconds=1.0)
+    with ends, library, ledger.follow(library.phase):
+      for _ in range(3):
+        goes_through(ledger, "input")
+        with ledger.phase("dispatch"):
           time.sleep(0.2)
-  calculator = package.goodput.GoodputCalculator("a", "goodput_a", cloud_logger=Log("a"))
+      with ledger.phase("eval"):
+        time.sleep(0.4)
+      if not done:
+        raise KeyboardInterrupt
+    assert any("job_end_time" in entry for entry in entries) == bool(done)
+    if not done:
+      time.sleep(1.5)  # 1 s of which the second process prepares
+  calculator = package.goodput.GoodputCalculator(
+    "a", "goodput_a", cloud_logger=Log("a"), cache_dir=str(tmp_path)
+  )
   goodput, badput, last = calculator.get_job_goodput(include_badput_breakdown=True)
   kinds = {kind.name: seconds for kind, seconds in badput.items() if seconds}
-  assert last == 6 and 40.0 < goodput < 60.0
-  assert 35.0 < kinds["TRAINING_PREP"] < 48.0
-  assert kinds["CUSTOM_BADPUT_EVENTS"]["EVALUATION"] > 5.0
+  total = 1.0 + 2 * (0.6 + 0.4) + 1.5
+  assert last == 7 and goodput == pytest.approx(100 * 1.2 / total, abs=4)
+  assert kinds["TRAINING_PREP"] == pytest.approx(100 * 2.0 / total, abs=4)
+  evaluations = kinds["CUSTOM_BADPUT_EVENTS"]["EVALUATION"]
+  assert evaluations == pytest.approx(100 * 0.8 / total, abs=4)
+  assert kinds["INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"] == pytest.approx(50 / total, abs=4)
