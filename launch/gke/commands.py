@@ -74,6 +74,8 @@ def xpk_run(job: GkeJob, cluster: Sequence[str]) -> list[Step]:
       "xpk has a queue, storage and account of its own; leave out --queue, --claim, "
       "--service_account and --namespace, or --xpk_cluster"
     )
+  if job.reservation:  # `xpk workload` leaves it out where nodes are not provisioned for the job
+    raise ValueError("xpk takes the nodes that its cluster has; leave out --reservation")
   for key, value in job.environment.items():
     if not value.isprintable() or '"' in value or "\\" in value:
       raise ValueError(f"xpk cannot hand on the value of --env={key}: it has quotes or line breaks")
@@ -89,7 +91,6 @@ def xpk_run(job: GkeJob, cluster: Sequence[str]) -> list[Step]:
     f"--num-slices={job.nodes.num_slices}",
     f"--docker-image={job.image}",
     *(("--spot",) if job.spot else ()),
-    *((f"--reservation={job.reservation}",) if job.reservation else ()),
     *(f"--env={key}={value}" for key, value in given.items()),
     # xpk sends SIGTERM to the shell that runs this; without exec it would end there.
     f"--command=exec bash -c {one_line(supervised(job.command) + EXIT)}",

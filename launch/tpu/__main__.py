@@ -34,7 +34,9 @@ _TOPOLOGY = flags.DEFINE_string("topology", "", "TPU slice, such as v5litepod-16
 _NUM_SLICES = flags.DEFINE_integer("num_slices", 1, "Slices that train together.", lower_bound=1)
 _TIER = flags.DEFINE_enum("tier", "", ["", *commands.TIERS], "Pricing; default: on_demand.")
 _RESERVATION = flags.DEFINE_string("reservation", "", "Reservation to take the slices from.")
-_RUN_TIME = flags.DEFINE_string("max_run_duration", "", "Delete the hosts after it: 24h, 7d.")
+_RUN_TIME = flags.DEFINE_string(
+  "max_run_duration", "", "flex_start: delete the hosts after it: 7d."
+)
 _WAITS = flags.DEFINE_string("valid_until_duration", "", "Leave the queue after it: 48h.")
 _RUNTIME = flags.DEFINE_string("runtime_version", "", "TPU software; default: by kind of TPU.")
 _ACCOUNT = flags.DEFINE_string("service_account", "", "Account of the VMs; default: the project's.")
@@ -147,6 +149,11 @@ def _tier() -> str:
   if tier == "flex_start" and not _RUN_TIME.value:
     raise ValueError(
       "--tier=flex_start lends TPUs for a time: say how long, --max_run_duration=24h"
+    )
+  if tier != "flex_start" and _RUN_TIME.value:  # gcloud alpha would make a Spot request a usual one
+    raise ValueError(
+      f"--tier={tier} lends TPUs for no time set before; leave out --max_run_duration, or give "
+      "--tier=flex_start"
     )
   return tier
 

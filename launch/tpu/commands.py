@@ -55,7 +55,7 @@ class Request:
     num_slices: how many such slices.
     tier: one of `TIERS`.
     reservation: the reservation that it comes from; empty: any that matches.
-    run_time: after which the hosts are deleted, such as 24h; empty: never.
+    run_time: after which the hosts of `flex_start` are deleted, such as 24h; empty: never.
     waits: how long the request stays in the queue, such as 48h; empty: for ever.
     runtime: the software version of the VMs.
     service_account: the account of the VMs; empty for the project's default.
@@ -182,7 +182,7 @@ def _request(resource: Resource, request: Request) -> tuple[str, ...]:
   tier = () if named and request.tier == "reserved" else TIERS[request.tier]
   # `gcloud compute tpus` without `alpha` knows no names of reservations, models or times to run.
   gcloud, *group = _GROUP
-  alpha = ("alpha",) if named or lasts or request.tier == "flex_start" else ()
+  alpha = ("alpha",) if named or request.tier == "flex_start" else ()
   single = (f"--node-id={resource.name}",)
   several = (f"--node-count={request.num_slices}", f"--node-prefix={resource.name}")
   return (

@@ -242,6 +242,10 @@ def test_dry_run_is_a_shell_script_and_calls_nothing(cluster):
     (("run", NAME, *TPUS, "--claim=disk", *TRAIN, WORKDIR), "--claim=disk is not CLAIM=/PATH"),
     (("run", NAME, *GPUS, "--xpk_cluster=c", *TRAIN, WORKDIR), "leave out --xpk_cluster"),
     (("run", NAME, *TPUS, "--xpk_cluster=c", "--queue=q", *TRAIN, WORKDIR), "leave out --queue"),
+    (
+      ("run", NAME, *TPUS, "--xpk_cluster=c", "--reservation=r", *TRAIN, WORKDIR),
+      "leave out --res",
+    ),
     (("delete", NAME, *TRAIN), "delete runs no command"),
   ],
 )

@@ -84,6 +84,11 @@ def test_what_slices_are_requested_of(cloud, given, group, asked):
   "given, message",
   [
     (["--tier=spot", "--reservation=r1"], "--tier=spot takes no reservation"),
+    (
+      ["--tier=spot", "--max_run_duration=24h"],
+      "leave out --max_run_duration, or give --tier=flex",
+    ),
+    (["--max_run_duration=24h"], "--tier=on_demand lends TPUs for no time set before"),
     (["--tier=calendar"], "name it, --reservation=NAME"),
     (["--tier=flex_start"], "say how long, --max_run_duration=24h"),
     (["--tier=flex_start", "--max_run_duration=1 day"], "--max_run_duration=1 day is no duration"),
