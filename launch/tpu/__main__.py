@@ -34,9 +34,7 @@ _TOPOLOGY = flags.DEFINE_string("topology", "", "TPU slice, such as v5litepod-16
 _NUM_SLICES = flags.DEFINE_integer("num_slices", 1, "Slices that train together.", lower_bound=1)
 _TIER = flags.DEFINE_enum("tier", "", ["", *commands.TIERS], "Pricing; default: on_demand.")
 _RESERVATION = flags.DEFINE_string("reservation", "", "Reservation to take the slices from.")
-_RUN_TIME = flags.DEFINE_string(
-  "max_run_duration", "", "flex_start: delete the hosts after it: 7d."
-)
+_RUN_TIME = flags.DEFINE_string("max_run_duration", "", "flex_start: delete hosts after it: 7d.")
 _WAITS = flags.DEFINE_string("valid_until_duration", "", "Leave the queue after it: 48h.")
 _RUNTIME = flags.DEFINE_string("runtime_version", "", "TPU software; default: by kind of TPU.")
 _ACCOUNT = flags.DEFINE_string("service_account", "", "Account of the VMs; default: the project's.")
