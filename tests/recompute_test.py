@@ -122,7 +122,8 @@ def test_sweeps_of_depth_become_tables_and_verdicts(tmp_path):
   found = depth.numbers(tmp_path)
   assert (found["deep"], found["lns"], found["order"]) == ("confirmed", "refuted", "confirmed")
   assert found["order.pairs"] == "`standard` and `mhc`, `hyper_connections` and `mhc`"
-  write_sweep(tmp_path, lns_rate, "24,0.004", {"standard": 0.9, "standard-x5": 0.5})
+  faster = {"standard": 0.9, "standard-x5": 0.5, "lns-x5": 0.5}
+  write_sweep(tmp_path, lns_rate, "24,0.004", faster)
   assert depth.numbers(tmp_path)["lns"] == "undecided"  # the rate helps everybody
   assert "| `keel` | 0.012 | 0.008 |" in found["rates"]
   (row,) = re.findall(r"^\| `mhc` \| (2\.4\S*) .* \| (2\.7\S*) .* \|$", found["losses"], re.M)

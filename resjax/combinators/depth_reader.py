@@ -175,7 +175,7 @@ class DepthReader(SourceMixer):
       number = len(self.sites) + self.own_readers.index(view)
     return place * per_layer + number
 
-  def _only_direct(self) -> str:
+  def only_direct(self) -> str:
     """Returns the option for which every site has to read all sources; "" without such a one."""
     if self.num_heads > 1:
       return f"num_heads={self.num_heads}"
@@ -289,13 +289,13 @@ class TwoPhaseReader(DepthReader):
   def __init__(self, *, two_phase: str = "auto", **options: Any):
     super().__init__(**options)
     self.two_phase = check_choice("two_phase", two_phase, TWO_PHASE)
-    reason = self._only_direct()
+    reason = self.only_direct()
     fits = two_phase != "always" or not reason
     check_option("two_phase", two_phase, fits, f"auto, never with {reason}")
 
   def open_block(self, sources: Sources) -> tuple[Sources, PyTree]:
     """See `SourceCombinator.open_block`. The first of two phases is the reads of all sites."""
-    if self._only_direct():
+    if self.only_direct():
       return sources, None
     queries, key_scales = self.scores.folded(self._block_reader(sources)).values()
     if not self._in_two_phases(sources, queries):

@@ -58,8 +58,13 @@ def _without_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
   return [True] * len(equation.invars), equation.replace(outvars=outputs, params=params)
 
 
-def _batched(arrays: Sequence[Array], axes: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-  found = jax.vmap(partial(_run, **params), in_axes=tuple(axes))(*arrays)
+def _batched(
+  axis: Any, arrays: Sequence[Array], axes: Sequence[Any], **params: Any
+) -> tuple[Any, Any]:
+  """Runs all at once, split over the devices that the axis of `jax.vmap` is split over."""
+  run = partial(_run, **params)
+  split = {"axis_size": axis.size, "spmd_axis_name": axis.spmd_name}
+  found = jax.vmap(run, in_axes=tuple(axes), **split)(*arrays)
   return found, [0] * len(found)
 
 
@@ -74,5 +79,5 @@ _call.def_impl(_run)
 _call.def_abstract_eval(_types)
 mlir.register_lowering(_call, mlir.lower_fun(_run, multiple_results=True))
 partial_eval.dce_rules[_call] = _without_unused
-batching.primitive_batchers[_call] = _batched
+batching.fancy_primitive_batchers[_call] = _batched
 ad.primitive_jvps[_call] = _derivative

@@ -50,9 +50,11 @@ def block_loop(
   arrays = _Arrays((shared, smooth), stack, constant)
   bank = make_bank(state.sources.recent, sizes.start)
   of_block = jax.eval_shape(loops.sources_of_block, bank, running, arrays)
-  recent, appended, opened = of_block
-  sizes = sizes._replace(recent=len(recent), appended=len(appended))
-  loops = loops._replace(sizes=sizes, opens=bool(jax.tree.leaves(opened)))
+  sizes = sizes._replace(recent=len(of_block[0]), appended=len(of_block[1]))
+  loops = loops._replace(sizes=sizes)
+  opens = (partial(_opened, loops, segment, bank, arrays) for segment in sizes.segments())
+  found = [jax.eval_shape(one, jnp.int32(0))[0] for one in opens]  # blocks of one read may not
+  loops = loops._replace(opens=bool(jax.tree.leaves(found)))
   bank, running, found = _run(loops, state.sources.recent, running, arrays)
   state = DepthState(Sources((), bank, sizes.bank), running.state)
   return Carried(state, running.handed), found
@@ -172,13 +174,13 @@ class _Loops(NamedTuple):
 
   def sources_of_block(
     self, bank: Array, running: _Running, arrays: _Arrays
-  ) -> tuple[tuple[Array, ...], tuple[Array, ...], PyTree]:
-    """Returns the sources that a block of one layer leaves, those that it appends, and `opened`."""
+  ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Returns the sources that a block of one layer leaves, and those that closing it appends."""
     rows, start = _rows(arrays.stack.combinator, 0, 1), self.sizes.start
     bank, opened = self.open_block(start, bank, arrays.shared, rows)
     step = partial(self.step, jnp.int32(0), start, arrays.constant, bank, opened, running)
     (_, _, recent, running), _ = step(arrays.shared, _row(arrays.stack, 0))
-    return recent, self.close_block(recent, running)[0], opened
+    return recent, self.close_block(recent, running)[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

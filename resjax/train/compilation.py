@@ -70,11 +70,9 @@ class Compilation:
     """Lowers the steps one after another, as Python runs one thread at a time."""
     for lower, step in zip(lowers, self._steps, strict=True):
       try:
-        lowered = lower()
+        _in_thread(partial(_compile, lower(), step))
       except BaseException as error:
         step.set_exception(error)
-      else:
-        _in_thread(partial(_compile, lowered, step))
 
   def wait(self, stop: StopRequest) -> tuple[Compiled, ...] | None:
     """Returns the steps; None if the run is to stop before they are compiled.
@@ -90,10 +88,13 @@ class Compilation:
     Raises:
       ValueError: see `compile_lowered`.
     """
-    while futures.wait(self._steps, _POLL).not_done:
+    while True:
+      done, others = futures.wait(self._steps, _POLL, futures.FIRST_EXCEPTION)
+      failed = [step for step in done if step.exception()]
+      if failed or not others:
+        return tuple(step.result() for step in failed or self._steps)
       if stop.asked and not processes.active():
         return None
-    return tuple(step.result() for step in self._steps)
 
 
 def _compile(lowered: Lowered, step: Future[Compiled]) -> None:

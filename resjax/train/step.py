@@ -121,9 +121,10 @@ def step_function(
 
   gradient, layout = gradient_of(model), model.layout
   # Who splits moments over copies saves memory, and has gradients split so at once. The balance of
-  # routers multiplies the loads of all rows of a microbatch.
+  # routers multiplies the loads of all rows of a microbatch. Within a TPU slice and between GPUs,
+  # whose fused attention cannot run for each copy, the network is fast.
   together = config.microbatches == 1 or layout.rules.moments or model.config.moe.num_experts
-  own = () if together or layout.copies == 1 else (layout.copies,)
+  own = (layout.copies,) if not together and layout.copies > 1 and layout.copies_are_apart else ()
   if own:
     of_one = gradient_of(ModelDef(model.config, layout.of_one_copy))
     of_each = jax.vmap(of_one, (None, 0), spmd_axis_name=COPIES)

@@ -28,7 +28,7 @@ def names(generation):
 
 def job(one):
   return GkeJob(
-    "run1", "default", TpuNodes(one, 2), "image", ("true",), {}, False, "", "", {}, 1, 9
+    "run1", "default", TpuNodes(one, 2), "image", ("true",), {}, False, "", "", "", {}, 1, 9
   )
 
 
@@ -47,7 +47,9 @@ def test_every_name_through_the_launchers(generation):
     assert spec["completions"] * limit == one.chips == chips
     (create,) = gke.xpk_run(job(one), CLUSTER)
     (xpk_type,) = [word for word in create.argv if word.startswith("--tpu-type=")]
-    _, request, _ = tpu.create(RESOURCE, tpu.Request(one, 1, "spot", "r", "", "default", ""), 0)
+    _, request, _ = tpu.create(
+      RESOURCE, tpu.Request(one, 1, "spot", "", "", "", "r", "", "default", ""), 0
+    )
     asked = dict(word.split("=", 1) for word in request.argv if "=" in word)
     if len(aliases) > 2:
       assert asked["--accelerator-type"] == xpk_type.removeprefix("--tpu-type=") == aliases[2]

@@ -11,7 +11,6 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.base.sharding import Layout
-from resjax.interop import huggingface
 from resjax.models import ModelDef, MoEConfig, forward_flops_per_token
 from resjax.models.config import MupConfig
 from resjax.models.flops import inactive_parameters
@@ -181,11 +180,6 @@ def test_every_system_in_scans_on_meshes_and_in_decoding(name):
   assert_close(got, want, 1e-11)
   config = decoders.config(**changes, depth="loop" if loop else "scan")
   assert_close(*cached_and_whole(config, (6, 1, 1)), 1e-5)
-
-
-def test_no_form_of_hugging_face_has_a_mixture():
-  with pytest.raises(ValueError, match=r"config\.model\.moe\.num_experts=4, there 0"):
-    huggingface.find_form(decoders.config(moe=MIXED))
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def _final(sources: int) -> int:
 def _reads_in_two_phases(combinator: AttnRes | BlockAttnRes, sublayers: int) -> bool:
   if combinator.two_phase != "auto":
     return combinator.two_phase == "always"
-  return combinator.num_heads == 1 and combinator.two_phases_move_less(sublayers)
+  return not combinator.only_direct() and combinator.two_phases_move_less(sublayers)
 
 
 def _low_bits(width: int, dtype: str) -> float:

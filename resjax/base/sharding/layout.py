@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from resjax.base.sharding.mesh import MeshConfig, make_mesh
+from resjax.base.sharding.mesh import MeshConfig, make_mesh, num_slices
 from resjax.base.sharding.rules import LOGICAL_AXES, WHOLE, Rules, ShardingConfig
 from resjax.base.typing import Array
 
@@ -119,6 +119,11 @@ class Layout:
     others = [self.axes(axis) for axis in LOGICAL_AXES if axis != "batch"]
     alone = self.rules.batch[:1] == (COPIES,) and not any(COPIES in axes for axes in others)
     return self.mesh.shape[COPIES] if alone and self.has_mesh else 1
+
+  @property
+  def copies_are_apart(self) -> bool:
+    """Whether the network between copies may be slow: between TPU slices, and processes on CPUs."""
+    return self.platform == "cpu" or num_slices([*self.mesh.devices.flat]) > 1
 
   @property
   def of_one_copy(self) -> "Layout":

@@ -89,9 +89,9 @@ class DeltaReader(DepthReader):
       sources, _ = sources.pop()
     return routed, DepthState(sources, state.running)
 
-  def _only_direct(self) -> str:
+  def only_direct(self) -> str:
     """See `DepthReader`. A null source is not the same for all sites."""
-    return "null_source=True" if self.null_source else super()._only_direct()
+    return "null_source=True" if self.null_source else super().only_direct()
 
   def _gate(self, stream: Array, layer: Layer, site: str) -> Array:
     """Returns g: a scalar, or one number per channel and token."""

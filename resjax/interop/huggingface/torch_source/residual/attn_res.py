@@ -1,6 +1,6 @@
 # options: window value_norm key_norm key_rank scale temperature weights dynamic_query
 # options: views num_heads eps
-# free: implementation
+# free: implementation two_phase
 from typing import Any
 
 from torch import Tensor, nn

@@ -1,5 +1,5 @@
 # options: output_gate null_source views num_heads eps
-# free: implementation
+# free: implementation two_phase
 from typing import Any
 
 from torch import Tensor
