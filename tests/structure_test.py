@@ -14,7 +14,7 @@ MOST = {
   "files of a forward pass": 17,
   "lines of a forward pass": 3513,
   "modules loaded for the one system": 14,
-  "modules loaded for the decoder": 48,
+  "modules loaded for the decoder": 49,
 }
 
 

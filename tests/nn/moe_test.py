@@ -10,8 +10,7 @@ import pytest
 from flax import nnx
 
 from resjax.base.sharding import Layout
-from resjax.nn import PRODUCT, MoE, Router
-from resjax.nn import moe as moe_module
+from resjax.nn import PRODUCT, MoE, Router, expert_products
 from tests.helpers import layouts
 
 B, T, D, E, F = 8, 6, 8, 8, 16
@@ -207,7 +206,7 @@ def test_several_models_at_once_are_each_alone():
 
 def test_a_device_goes_through_no_tile_of_experts_that_it_has_not():
   own = jnp.array([[0, 2], [3, 0], [3, 3]])  # 2 and 3 are others'
-  found = moe_module._groups(jnp.minimum(own, 2), 2, "cpu")
+  found = expert_products._groups(jnp.minimum(own, 2), 2, "cpu")
   assert found.filled == 1 and len(found.tiles) == 2
 
 

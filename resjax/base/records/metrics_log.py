@@ -92,7 +92,7 @@ class MetricLogger:
     self.close()
 
   def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Writes one record.
+    """Writes what was measured at a step: a line of metrics.jsonl, and to the other sinks.
 
     Args:
       step: the number of finished steps, at least that of the last record.
@@ -178,11 +178,11 @@ class WandbSink:
     )
 
   def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
-    """Adds one record."""
+    """Sends what was measured at a step to Weights & Biases."""
     self._run.log({k: v for k, v in metrics.items() if v is not None}, step=step)
 
   def close(self) -> None:
-    """Finishes the run."""
+    """Tells Weights & Biases that the run has ended."""
     self._run.finish()
 
 
