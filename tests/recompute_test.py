@@ -130,6 +130,35 @@ def test_sweeps_of_depth_become_tables_and_verdicts(tmp_path):
   assert [float(mean) for mean in row] == pytest.approx([2.4, 2.7], abs=0.002)
 
 
+def test_a_sweep_is_kept_in_pieces(tmp_path):
+  offsets = {"standard": 0.2, "mhc": 0.1, "hyper_connections": 0.3}
+  write_sweep(tmp_path, depthbench_1m, "6", offsets)
+  sweep, whole, kept = (tmp_path / name for name in ("depthbench_1m_6", "whole", "kept"))
+  swept_models.keep_sweep(sweep, whole)
+  runs = table.read(sweep).runs
+  for has_baseline in (False, True, False):
+    table.save([run for run in runs if (run.arm in ("standard", "mhc")) == has_baseline], sweep)
+    if not has_baseline and not kept.exists():
+      with pytest.raises(ValueError, match="lacks 'standard'"):
+        swept_models.keep_sweep(sweep, kept)
+      continue
+    swept_models.keep_sweep(sweep, kept)
+    if has_baseline:
+      piece = plan.read(kept)
+      assert piece and {*piece.arms} == {"standard", "mhc"}
+      assert piece.questions.contrasts == (("mhc", "standard"),)
+  read = {folder: plan.read(folder) for folder in (whole, kept)}
+  assert read[whole] and read[kept] and {*read[kept].arms} == {*read[whole].arms}
+  assert read[kept].questions == read[whole].questions
+  found = {folder: table.read(folder) for folder in (whole, kept)}
+  assert sorted(found[kept].runs, key=repr) == sorted(found[whole].runs, key=repr)
+  rows = [{repr(row) for row in x.comparison.planned} for x in found.values() if x.comparison]
+  assert len(rows) == 2 and rows[0] == rows[1]
+  plan.write(sweep, dataclasses.replace(read[whole], questions=plan.Questions(seeds=(1,))))
+  with pytest.raises(ValueError, match="another plan"):
+    swept_models.keep_sweep(sweep, kept)
+
+
 def test_models_of_a_sweep_say_where_gates_attenuate_and_what_states_are_near_to(
   tmp_path, monkeypatch
 ):

@@ -32,6 +32,7 @@ from resjax.study.analysis import stream_factors
 from resjax.study.analysis.report import Results, results
 from resjax.study.statistics import Contrast, compare
 from resjax.study.sweeps import comparison, plan, table
+from resjax.study.sweeps.results import Result
 
 FOLDER = pathlib.Path(__file__).parent
 FILE_NAME = "models.json"
@@ -79,18 +80,41 @@ def keep(sweep: str, analyses: str) -> None:
 
 
 def keep_sweep(source: pathlib.Path, kept: pathlib.Path) -> None:
-  """Keeps the plan and the runs of a sweep, without arms of which nothing was run (--only)."""
-  planned, runs = plan.read(source), table.read(source).runs
-  assert planned is not None
-  runs = [run for run in runs if any(r.arm == run.arm and r.value is not None for r in runs)]
-  arms = {run.arm for run in runs}
-  pairs = tuple(pair for pair in planned.questions.contrasts if arms.issuperset(pair))
+  """Keeps the plan and the runs of a sweep, without arms of which nothing was run (--only).
+
+  A sweep may be run in pieces, on several machines: arms that were kept before stay, unless they
+  are among those of `source`. The piece with the baseline is kept first.
+
+  Raises:
+    ValueError: the baseline is in no piece, or another plan was kept there.
+  """
+  planned, runs = _read_sweep(source)
+  if (kept / table.FILE_NAME).exists():
+    before, earlier = _read_sweep(kept)
+    asked = [dataclasses.replace(one.questions, contrasts=()) for one in (before, planned)]
+    if asked[0] != asked[1]:
+      raise ValueError(f"{kept} has another plan than {source}; delete it, or name another folder")
+    runs = [run for run in earlier if run.arm not in planned.arms] + runs
+    arms, tuned = before.arms | planned.arms, before.tuned | planned.tuned
+    planned = dataclasses.replace(planned, arms=arms, tuned=tuned)
+    runs.sort(key=lambda run: [*arms].index(run.arm))
+  if planned.questions.baseline not in planned.arms:
+    raise ValueError(f"{source} lacks {planned.questions.baseline!r}; keep the piece with it first")
+  pairs = tuple(p for p in planned.questions.contrasts if planned.arms.keys() >= {*p})
   questions = dataclasses.replace(planned.questions, contrasts=pairs)
-  kept_arms = {arm: made for arm, made in planned.arms.items() if arm in arms}
-  planned = dataclasses.replace(planned, questions=questions, arms=kept_arms)
+  planned = dataclasses.replace(planned, questions=questions)
   plan.write(kept, planned)
   (_, as_csv) = table.save(runs, kept, comparison.make(planned, runs))
   as_csv.unlink()
+
+
+def _read_sweep(folder: pathlib.Path) -> tuple[plan.Plan, list[Result]]:
+  """Returns the plan and the runs of a sweep, of arms that were run."""
+  planned, runs = plan.read(folder), table.read(folder).runs
+  assert planned is not None
+  run_arms = {run.arm for run in runs if run.value is not None}
+  arms = {arm: made for arm, made in planned.arms.items() if arm in run_arms}
+  return dataclasses.replace(planned, arms=arms), [run for run in runs if run.arm in arms]
 
 
 def _model(arm: str, found: Results) -> Model:
