@@ -126,6 +126,15 @@ def test_every_extra_is_explained():
   assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(extras())
 
 
+def test_every_page_is_in_the_table_of_contents():
+  """As sphinx asks for, which is built only in CI."""
+  trees = re.findall(r"```\{toctree\}\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
+  listed = {line for tree in trees for line in tree.splitlines() if not line.startswith(":")}
+  pages = [*DOCS.glob("*.md"), *DOCS.glob("findings/*.md"), *DOCS.glob("notebooks/*.ipynb")]
+  names = {str(page.relative_to(DOCS).with_suffix("")) for page in pages}
+  assert names - listed == {"index"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   "page", [page for page in PAGES if doc_commands.script(page)], ids=lambda page: page.stem
