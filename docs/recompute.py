@@ -17,7 +17,14 @@ import sys
 from collections.abc import Callable, Mapping
 
 from docs.comparisons import compiled_shapes, coverage
-from docs.findings import cuts_and_gates, depth, depth_retrieval, real_models, statements
+from docs.findings import (
+  cuts_and_gates,
+  depth,
+  depth_retrieval,
+  moe_order,
+  real_models,
+  statements,
+)
 from docs.systems import public
 
 DOCS = pathlib.Path(__file__).parent
@@ -27,6 +34,7 @@ SOURCES: Mapping[str, Callable[[], Mapping[str, str]]] = {
   "coverage": coverage.numbers,
   "depth": depth.numbers,
   "depth_retrieval": depth_retrieval.numbers,
+  "moe_order": moe_order.numbers,
   **{name: functools.partial(cuts_and_gates.numbers, name) for name in SWEEPS},
   "public": public.numbers,
   "real_models": real_models.numbers,

@@ -1,6 +1,7 @@
 """Numbers of pages are those of committed JSON."""
 
 import dataclasses
+import functools
 import json
 import re
 
@@ -9,9 +10,10 @@ import pytest
 from scipy import stats
 
 from configs.ablations import depthbench_1m, lns_rate
+from configs.ablations import moe_order as moe_order_config
 from docs import recompute
 from docs.comparisons import compiled_shapes
-from docs.findings import depth, statements, swept_models
+from docs.findings import depth, moe_order, statements, swept_models
 from docs.systems import public
 from resjax.study.analysis import report
 from resjax.study.analysis.stream_factors import StreamFactors
@@ -78,19 +80,21 @@ def test_the_order_of_designs_is_told_by_pairs_that_are_reversed_for_sure():
       for place, (arm, mean) in enumerate(means.items())
     }
 
+  order = functools.partial(statements.order, margin=0.0025)
   shallow = values(a=1.0, b=1.1, c=1.2)
-  same = depth.order(shallow, values(a=2.0, b=2.1, c=2.2))
+  same = order(shallow, values(a=2.0, b=2.1, c=2.2))
   assert (same["order"], same["order.pairs"]) == ("refuted", "none")
-  turned = depth.order(shallow, values(a=2.1, b=2.0, c=2.2))
+  turned = order(shallow, values(a=2.1, b=2.0, c=2.2))
   assert (turned["order"], turned["order.pairs"]) == ("confirmed", "`a` and `b`")
   assert turned["order.counts"] == "1 of 3 pairs of means, 1 for sure"
-  small = depth.order(shallow, values(a=2.0001, b=2.0, c=2.2))  # within the margin of 0.005
+  small = order(shallow, values(a=2.0001, b=2.0, c=2.2))  # within the margin of 0.005
   assert (small["order"], small["order.counts"]) == ("refuted", "1 of 3 pairs of means, 0 for sure")
   noisy = values(a=2.01, b=2.0, c=2.2) | {"a": dict(enumerate((2.0, 2.1, 1.9, 2.1, 2.1)))}
-  unsure = depth.order(shallow, noisy)
+  unsure = order(shallow, noisy)
   assert (unsure["order"], unsure["order.pairs"]) == ("undecided", "none")
-  one = depth.order(*({a: {0: v[0]} for a, v in x.items()} for x in (shallow, values(b=1, a=2))))
+  one = order(*({a: {0: v[0]} for a, v in x.items()} for x in (shallow, values(b=1, a=2))))
   assert one["order"] == "undecided"
+  assert order(shallow, {})["order"] == "undecided"  # no pair is there
   found = [depth.verdict(v) for v in ("better, within the margin", "worse", "equal", "diverged")]
   assert found == ["confirmed", "refuted", "refuted", "undecided"]
 
@@ -102,7 +106,8 @@ def write_sweep(root, file, argument, offsets):
   asked = plan.questions(file.PLAN, list(arms))
   runs = expand(config, arms.items(), asked.seeds)
   made = plan.make(asked, runs, None, 0.0)
-  tuned = {arm: {"optim.learning_rate": 0.002 * int(argument[0])} for arm in arms}
+  rate = 0.002 * int(argument[0]) if argument[0].isdigit() else 0.002
+  tuned = {arm: {"optim.learning_rate": rate} for arm in arms}
   found = []
   for run in runs:
     value = 2 + offsets.get(run.arm, 1) + run.seed / 10 + (len(run.arm) * run.seed) % 7 / 1e4
@@ -157,6 +162,33 @@ def test_a_sweep_is_kept_in_pieces(tmp_path):
   plan.write(sweep, dataclasses.replace(read[whole], questions=plan.Questions(seeds=(1,))))
   with pytest.raises(ValueError, match="another plan"):
     swept_models.keep_sweep(sweep, kept)
+
+
+def test_the_order_of_systems_is_told_when_dense_and_mixture_are_finished(tmp_path):
+  assert moe_order.numbers(tmp_path) == {}
+  means = {arm: place / 10 for place, arm in enumerate(moe_order_config.SYSTEMS)}
+  write_sweep(tmp_path, moe_order_config, "dense", means)
+  found = moe_order.numbers(tmp_path)
+  assert found["mhc.verdict"] == "worse" and "order" not in found  # of the dense sweep alone
+  assert found["missing"].startswith("`standard` (mixture), ") and "(dense)" not in found["missing"]
+  write_sweep(tmp_path, moe_order_config, "moe", means | {"mhc": 0.15})
+  found = moe_order.numbers(tmp_path)
+  assert (found["missing"], found["order"]) == ("none", "confirmed")
+  assert found["order.pairs"] == "`attn_res` and `mhc`, `hyper_connections` and `mhc`"
+  assert "| design | dense | mixture |" in found["losses"]
+  assert re.search(r"^\| `mhc` \| 2\.7\S* .* \| 2\.4\S* .* \|$", found["losses"], re.M)
+  assert "| `mhc` | 0.002 | 0.002 |" in found["rates"]
+  path = tmp_path / "moe_order_moe/results.json"
+  stored = json.loads(path.read_text())
+  for run in stored["runs"]:
+    if (run["arm"], run["seed"]) == ("attn_res", 3):
+      run["status"] = "partial"
+  path.write_text(json.dumps(stored))
+  found = moe_order.numbers(tmp_path)
+  assert found["missing"] == "`attn_res` (mixture)" and "order" not in found
+  path.write_text(json.dumps(stored).replace('"partial"', '"diverged"'))
+  found = moe_order.numbers(tmp_path)
+  assert (found["missing"], found["order.pairs"]) == ("none", "`hyper_connections` and `mhc`")
 
 
 def test_models_of_a_sweep_say_where_gates_attenuate_and_what_states_are_near_to(

@@ -6,14 +6,14 @@ is one, or 2 of 8 experts of 128 each, so that the layers of `moe` have 3.2 time
 
   resjax sweep --config=ablations/moe_order
   resjax sweep --config=ablations/moe_order:moe
+  .venv/bin/python -m docs.findings.moe_order runs
 
 All else is as in `depthbench_1m`, with a rate of its own for each system in both sweeps.
 
-Planned before the runs, at a margin of 0.25 %, with what `order` of docs/findings/depth.py finds
-for two shapes: the order changes if two systems stand in one order in dense decoders and in the
-other in mixtures, both for sure (Holm over all pairs); it does not if no two means are reversed, or
-only such as differ by less than the margin for sure. A sweep ends when all arms have all five
-seeds; nothing is left out but what diverged.
+The last command gives the verdict. Planned before the runs, at a margin of 0.25 %: the order
+changes if two systems stand in one order in dense decoders and in the other in mixtures, both for
+sure (Holm over all pairs); it does not if no two means are reversed, or only such as are within the
+margin for sure in one of both. All arms have five seeds; only what diverged is left out.
 
 Hardware: 2 CPU cores, 1 GB of memory. Time: about 2 hours of CPU time in all, estimated from steps
 of `standard` (0.12 s, 0.15 in `moe`) and `mhc` (0.18) on a shared machine, and 20 s a run besides.

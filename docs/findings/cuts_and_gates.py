@@ -6,12 +6,12 @@ import numpy as np
 from scipy import stats
 
 from docs.findings import statements, words
+from docs.findings.statements import Values
 from resjax.study.statistics import Contrast, against_best, compare
-from resjax.study.sweeps import Result, table
+from resjax.study.sweeps import table
 
 CHOOSING = (1, 2)  # the seeds that choose the best cut
 PLANNED = 5  # seeds above it came later, for what the planned ones left undecided
-Values = dict[str, dict[int, float]]
 
 
 def numbers(name: str) -> dict[str, str]:
@@ -24,7 +24,7 @@ def numbers(name: str) -> dict[str, str]:
   folder = statements.FOLDER / name
   if not folder.exists():
     return {}
-  values = by_arm(table.read(folder).runs)
+  values = statements.by_arm(table.read(folder).runs)
   cuts = {arm: by for arm, by in values.items() if arm.startswith("cut")}
   found = statements.of_sweep(folder) | {"cuts": heterogeneity(cuts)} | later(values)
   gates = [arm for arm in values if arm.startswith("gate")]
@@ -44,17 +44,6 @@ def later(values: Values) -> dict[str, str]:
   arms = [arm for arm, by in new.items() if by]
   found = compare(new, [Contrast(arm, arms[0]) for arm in arms[1:]])
   return {f"later.{one.contrast.arm}": words.difference(one) for one in found}
-
-
-def by_arm(runs: list[Result]) -> Values:
-  """Returns the metric of each arm by seed."""
-  values: Values = {}
-  for run in runs:
-    if run.value is None:
-      continue
-    assert run.seed is not None
-    values.setdefault(run.arm, {})[run.seed] = run.value
-  return values
 
 
 def heterogeneity(values: Mapping[str, Mapping[int, float]]) -> str:

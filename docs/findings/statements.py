@@ -11,17 +11,26 @@ docs/findings/NAME/ may also be a sweep, with its plan.json and results.json. Th
 from another reference, either with `.verdict` behind it, `<!--NAME.ARM.SETTING-->` for what was
 tuned, and `<!--NAME.margin-->`; of its models, where models.json is there, what
 docs/findings/swept_models.py says.
+
+What several sweeps say together, such as whether the order of designs is the same in two of them,
+is for modules beside this one, which have their tables and their verdicts from here.
 """
 
 import dataclasses
+import itertools
 import pathlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from docs.findings import swept_models, words
 from resjax.base import typed_json
-from resjax.study.statistics import Contrast, compare
-from resjax.study.sweeps import comparison, plan, table
+from resjax.study.statistics import Contrast, compare, holm
+from resjax.study.sweeps import Result, comparison, plan, results, table
 
 FOLDER = pathlib.Path(__file__).parent
+CONFIRMED, REFUTED, UNDECIDED = "confirmed", "refuted", "undecided"
+Values = dict[str, dict[int, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,3 +79,81 @@ def of_sweep(folder: pathlib.Path) -> dict[str, str]:
     found |= {f"{arm}.{name.rpartition('.')[2]}": f"{value:g}" for name, value in values.items()}
   has_models = (folder / swept_models.FILE_NAME).exists()
   return found | (swept_models.numbers(folder) if has_models else {})
+
+
+def by_arm(runs: Sequence[Result]) -> Values:
+  """Returns the metric of each arm by seed."""
+  values: Values = {}
+  for run in runs:
+    if run.value is None:
+      continue
+    assert run.seed is not None
+    values.setdefault(run.arm, {})[run.seed] = run.value
+  return values
+
+
+def ranked(folder: pathlib.Path) -> Values:
+  """Returns the metric by arm and seed of all arms of a sweep of which no run diverged."""
+  runs = table.read(folder).runs
+  diverged = {run.arm for run in runs if run.status == results.DIVERGED}
+  return by_arm([r for r in runs if r.status == results.DONE and r.arm not in diverged])
+
+
+def order(first: Values, second: Values, margin: float) -> dict[str, str]:
+  """Returns whether the order of arms differs between two sweeps, and the pairs for which it does.
+
+  Two arms are reversed if one is ahead in the first sweep and the other in the second: p is the
+  larger one of the two paired tests, 1 where the means have one sign, after Holm over all pairs.
+  That no order changes is found if each pair of means that is reversed differs by less than the
+  margin in one of the sweeps for sure: p is twice the smaller one of the two tests of equality.
+
+  Args:
+    first: the values of one sweep.
+    second: the values of the other one; arms that only one of them has are left out.
+    margin: a difference that is too small to matter, as a share of the reference's mean.
+  """
+  pairs = [Contrast(*pair) for pair in itertools.combinations([a for a in first if a in second], 2)]
+  sweeps = [compare(values, pairs, _margins(values, pairs, margin)) for values in (first, second)]
+  both = list(zip(*sweeps, strict=True))
+  turned = [a.mean * b.mean < 0 for a, b in both]
+  equality = [[1.0 if x.equality_p is None else x.equality_p for x in found] for found in both]
+  small = [2 * min(found) < 0.05 for found in equality]
+  p = [max(a.p or 0, b.p or 0) if turn else 1.0 for (a, b), turn in zip(both, turned, strict=True)]
+  known = all(one.p is not None for found in both for one in found)
+  sure = [pair for pair, adjusted in zip(pairs, holm(p), strict=True) if known and adjusted < 0.05]
+  none = bool(pairs) and all(equal or not turn for equal, turn in zip(small, turned, strict=True))
+  found = CONFIRMED if sure else REFUTED if none else UNDECIDED
+  shown = ", ".join(f"`{pair.arm}` and `{pair.reference}`" for pair in sure)
+  return {
+    "order": found,
+    "order.pairs": shown or "none",
+    "order.counts": f"{sum(turned)} of {len(pairs)} pairs of means, {len(sure)} for sure",
+  }
+
+
+def _margins(values: Values, pairs: Sequence[Contrast], share: float) -> dict[Contrast, float]:
+  return {pair: share * statistics.fmean(values[pair.reference].values()) for pair in pairs}
+
+
+def losses_table(sweeps: Mapping[str, Values]) -> str:
+  """Returns the mean and interval of each arm, with a column for each sweep."""
+
+  def shown(values: Mapping[int, float]) -> str:
+    return words.mean([*values.values()]).partition(",")[0] if len(values) > 1 else ""
+
+  return _table(sweeps, shown)
+
+
+def rates_table(folders: Mapping[str, pathlib.Path]) -> str:
+  """Returns what was tuned for each arm, one setting, with a column for each sweep."""
+  plans = {heading: plan.read(folder) for heading, folder in folders.items()}
+  tuned = {heading: made.tuned for heading, made in plans.items() if made is not None}
+  return _table(tuned, lambda by: f"{next(iter(by.values())):g}")
+
+
+def _table(columns: Mapping[str, Mapping[str, Any]], show: Callable[[Any], str]) -> str:
+  lines = [f"| design | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+  for arm in dict.fromkeys(arm for by in columns.values() for arm in by):
+    cells = (show(by[arm]) if arm in by else "" for by in columns.values())
+    lines.append(f"| `{arm}` | {' | '.join(cells)} |")
+  return "\n".join(("", *lines, ""))

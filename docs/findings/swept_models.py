@@ -31,8 +31,7 @@ from resjax.base import typed_json
 from resjax.study.analysis import stream_factors
 from resjax.study.analysis.report import Results, results
 from resjax.study.statistics import Contrast, compare
-from resjax.study.sweeps import comparison, plan, table
-from resjax.study.sweeps.results import Result
+from resjax.study.sweeps import Result, comparison, plan, table
 
 FOLDER = pathlib.Path(__file__).parent
 FILE_NAME = "models.json"

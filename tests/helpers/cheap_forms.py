@@ -90,6 +90,7 @@ SCRIPTS = {
   "python docs/examples/diff_sizes.py": lambda words: words[1:],
   "python docs/findings/patched_prompts.py": lambda words: words[1:],
   "python -m docs.findings.depth": lambda words: words[1:],
+  "python -m docs.findings.moe_order": lambda words: words[1:],
   "python -m docs.systems.public": lambda words: words[1:],
 }
 # What is not run from a page -> why, and where else.
