@@ -135,9 +135,13 @@ def test_splash_on_a_mesh_is_xla():
   "implementation, windows",
   [("splash", (0,)), ("splash", (200,)), ("xla", (0,)), ("xla", (9,)), ("xla", (9, 0))],
 )
-@pytest.mark.parametrize("shards, length", [(2, 256), (4, 512)])
+@pytest.mark.parametrize("shards, length", [(3, 384), (4, 512)])
 def test_a_split_sequence_changes_nothing(monkeypatch, implementation, windows, shards, length):
-  """Neither does it whether the queries of a device go chunk by chunk."""
+  """Neither does it whether the queries of a device go chunk by chunk.
+
+  No row of 384 tokens divides by 3 x 3, which the library's masks ask for where they are told of
+  shards; they do nothing else with the number.
+  """
   layout = layouts.layout(
     "long_context", devices=jax.devices()[: 2 * shards], tensor=2, sequence=shards
   )

@@ -86,10 +86,10 @@ def _kernel(
   square, part = (length, length), length // query_shards
   mask: _Local | _Causal
   if window:
-    mask = _Local(square, (window - 1, 0), 0, shard_count=query_shards)
+    mask = _Local(square, (window - 1, 0), 0)
     mask.earliest = window - 1
   else:
-    mask = _Causal(square, shard_count=query_shards)
+    mask = _Causal(square)
     if query_shards > 1:
       places = np.arange(length, dtype=np.int32).reshape(2 * query_shards, -1)
       mask.q_sequence = places[np.ravel(halves(query_shards))].ravel()
