@@ -147,8 +147,6 @@ def find_form(config: DecoderConfig, with_code: bool | None = None, server: str 
   if not with_code:
     try:
       family, settings = find_family(config)
-      settings |= {"architectures": [family.architecture], "use_cache": True}
-      return Form(family.architecture, family, settings, {})
     except ValueError as error:
       if with_code is not None:
         raise ValueError(
@@ -157,6 +155,14 @@ def find_form(config: DecoderConfig, with_code: bool | None = None, server: str 
         ) from None
       if found := remote_code.obstacles(config):
         raise ValueError(f"{error}; in the way of code of its own: {'; '.join(found)}") from None
+    else:
+      if server and (found := _obstacles(family, {**settings, **family.fixed_by_vllm}, config)):
+        raise ValueError(
+          f"vLLM's own {family.architecture} cannot serve this decoder: {'; '.join(found)}; a "
+          "folder with code of its own keeps that: with_code=True (--with_code)"
+        )
+      settings |= {"architectures": [family.architecture], "use_cache": True}
+      return Form(family.architecture, family, settings, {})
   settings = remote_code.settings(config)
   if server and (found := remote_code.vllm_obstacles(config)):
     raise ValueError(f"vLLM cannot serve this decoder: {'; '.join(found)}")

@@ -1,5 +1,6 @@
 """Exported decoders are loaded with the same bits; those that no family expresses are refused."""
 
+import dataclasses
 import json
 import resource
 
@@ -231,6 +232,32 @@ def test_what_vllm_would_compute_wrongly_is_refused():
   alone = {"value_width": 1, "compressor": "none", "embedding_expansion": False}
   for config in (decoders.config("llama", "deep_delta", alone), decoders.config()):
     huggingface.find_form(config, server="vllm")
+
+
+_OWN_OLMOE = {"moe": MoEConfig(4, norm_topk_prob=False), "qk_norm": True, "qk_norm_over": "heads"}
+_OWN_OLMOE |= {"norm_eps": 1e-5, "tied_embeddings": False}
+
+
+@pytest.mark.parametrize(
+  "fields, changes, words",
+  [
+    (_OWN_OLMOE, {"norm_eps": 1e-6}, r"\.norm_eps=1e-06, there 1e-05"),
+    (_OWN_OLMOE, {"moe": MoEConfig(4)}, r"\.moe\.norm_topk_prob=True, there False"),
+    (_OWN_OLMOE, {"tied_embeddings": True}, r"\.tied_embeddings=True, there False"),
+    (_OWN_OLMOE, {"bias": "attention"}, r"\.bias='attention', there 'none'"),
+    ({"moe": MoEConfig(4), "qk_norm": True}, {"bias": "attention"}, r"\.bias='att.*, there 'none'"),
+  ],
+)
+def test_what_its_own_models_of_mixtures_ignore_is_refused_for_vllm(fields, changes, words):
+  own = decoders.config("llama", **fields)
+  form = huggingface.find_form(own, server="vllm")
+  config = dataclasses.replace(own, **changes)
+  assert huggingface.find_form(config).architecture == form.architecture
+  said = f"^vLLM's own {form.architecture} cannot serve this decoder: config.model{words}; a "
+  for with_code in (None, False):
+    with pytest.raises(ValueError, match=said + r".*keeps that: with_code=True \(--with_code\)$"):
+      huggingface.find_form(config, with_code, server="vllm")
+  assert huggingface.find_form(config, with_code=True, server="vllm").files
 
 
 def test_the_card_says_what_the_model_is(tmp_path):

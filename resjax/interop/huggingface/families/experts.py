@@ -154,5 +154,15 @@ _OTHERS: dict[str, Any] = {
 }  # fmt: skip
 
 MIXTRAL = Family("mixtral", "MixtralForCausalLM", _read_mixtral, _write_mixtral, _MIXTRAL, **_FILES)
-QWEN3_MOE = Family("qwen3_moe", "Qwen3MoeForCausalLM", _read_qwen3, _write_qwen3, **_OTHERS)
-OLMOE = Family("olmoe", "OlmoeForCausalLM", _read_olmoe, _write_olmoe, **_OTHERS, whole_heads=True)
+_QWEN3_THERE = {"attention_bias": False}  # behind attention
+_OLMOE_THERE = _QWEN3_THERE | {
+  "norm_topk_prob": False, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN3_MOE = Family(
+  "qwen3_moe", "Qwen3MoeForCausalLM", _read_qwen3, _write_qwen3, **_OTHERS,
+  fixed_by_vllm=_QWEN3_THERE,
+)  # fmt: skip
+OLMOE = Family(
+  "olmoe", "OlmoeForCausalLM", _read_olmoe, _write_olmoe, **_OTHERS, whole_heads=True,
+  fixed_by_vllm=_OLMOE_THERE,
+)  # fmt: skip

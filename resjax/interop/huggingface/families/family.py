@@ -28,6 +28,8 @@ class Family:
     fused: `tensors` of files that have the experts of a layer in one tensor; empty: there are none.
     nested: the name of the family, and the class, of files that hold such a model in `text_config`,
       beside what reads images; None: there are no such files.
+    fixed_by_vllm: the settings of config.json that vLLM's own model has for itself, and their
+      values there.
   """
 
   model_type: str
@@ -41,6 +43,7 @@ class Family:
   parallel: tuple[Tensor, ...] = ()
   fused: tuple[Tensor, ...] = ()
   nested: tuple[str, str] | None = None
+  fixed_by_vllm: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def routes(self) -> bool:
