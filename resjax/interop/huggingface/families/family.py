@@ -28,8 +28,7 @@ class Family:
     fused: `tensors` of files that have the experts of a layer in one tensor; empty: there are none.
     nested: the name of the family, and the class, of files that hold such a model in `text_config`,
       beside what reads images; None: there are no such files.
-    fixed_by_vllm: the settings of config.json that vLLM's own model has for itself, and their
-      values there.
+    fixed_by_vllm: settings of config.json that always have these values in vLLM's own model.
   """
 
   model_type: str
