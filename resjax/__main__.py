@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from resjax.base import __version__, extras
-from resjax.cli import interrupts, kept_programs, shipped
+from resjax.cli import huge_pages, interrupts, kept_programs, shipped
 from resjax.cli.shipped import completion
 
 COMMANDS = {
@@ -81,13 +81,16 @@ def _complete(words: list[str]) -> None:
 
 def _run(name: str, words: list[str]) -> None:
   """Runs a command, whose module has a function `run`."""
+  computes = not (_HELP | _QUIET) & set(words)
+  if computes:
+    huge_pages.ask([name, *words])
   interrupts.install()
   shipped.make_own_importable()
   module = f"resjax.cli.commands.{name}"
   if name in _LAUNCHERS:
     shipped.make_launchers_importable()
     module = _LAUNCHERS[name]
-  elif not (_HELP | _QUIET) & set(words):  # and benchmarks compile anew
+  elif computes:  # and benchmarks compile anew
     kept_programs.keep(os.environ)
   try:
     found = find_spec(module)

@@ -227,6 +227,13 @@ def test_importing_combinators_loads_little_besides_flax():
   assert not [name for name in modules if name.startswith("resjax.kernels.") and ".mosaic_" in name]
 
 
+def test_a_trainer_loads_nothing_for_other_chips_or_for_figures():
+  modules = modules_of("import resjax; from resjax import train; train.train")
+  assert "resjax.train.loop" in modules
+  unasked = "jax.experimental.pallas", "matplotlib"
+  assert not [name for name in modules if name.startswith(unasked)]
+
+
 WITHOUT = """
 import sys
 

@@ -3,6 +3,7 @@ from . import command as command
 from . import commands as commands
 from . import errors as errors
 from . import help_text as help_text
+from . import huge_pages as huge_pages
 from . import interrupts as interrupts
 from . import kept_programs as kept_programs
 from . import model_flags as model_flags

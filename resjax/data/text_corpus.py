@@ -248,11 +248,11 @@ def build(
   Returns:
     The fingerprint of the corpus, and the folder of its records.
   """
-  source = opened(name, config)
-  text = text or digest(name, source, config.root, progress)
+  text = text or digest(name, opened(name, config), config.root, progress)
   mark = identity(text, config)
 
   def make(folder: Path) -> TextCorpus:
+    source = opened(name, config)  # lists its files, which a corpus that is there need not do
     return TextCorpus(
       folder=folder, name=name, source=source, text=text, config=config, progress=progress
     )

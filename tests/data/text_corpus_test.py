@@ -75,6 +75,14 @@ def test_source_that_changes_while_it_is_read_is_refused(folder_config, tmp_path
   assert not array_records.records_folder(tmp_path / "x", text_corpus.TextCorpus).exists()
 
 
+def test_a_corpus_that_is_there_is_not_listed_again(folder_config, monkeypatch):
+  config = folder_config({"a": make_texts(30)})
+  text = text_corpus.digest("a", text_corpus.opened("a", config), config.root)
+  built = text_corpus.build("a", config, text=text)
+  monkeypatch.setattr(text_corpus, "open_source", None)
+  assert text_corpus.build("a", config, text=text) == built
+
+
 def test_weight_does_not_rebuild_but_files_and_fractions_do(folder_config):
   texts = make_texts(30)
   first, path = text_corpus.build("a", folder_config({"a": texts}))

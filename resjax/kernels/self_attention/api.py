@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from resjax.base import Array, wide_dtype
 from resjax.base.sharding import Layout
 from resjax.kernels.operation import LANES
-from resjax.kernels.self_attention import cudnn, splash
+from resjax.kernels.self_attention import cudnn
 from resjax.kernels.self_attention.operands import ALL_EARLIER, PLAIN, Scores, Window
 from resjax.kernels.self_attention.reference import cached_attention, masked_rows, padded
 from resjax.kernels.self_attention.shards import on_shards
@@ -66,12 +66,10 @@ def causal_attention(
   elif not interpret:
     _check(implementation, layout, q, k, scores)
   if implementation == "splash":
-    kernels = [
-      functools.partial(
-        splash.splash_attention, layout=layout, window=size, scores=scores, interpret=interpret
-      )
-      for size in window.sizes
-    ]
+    from resjax.kernels.self_attention.splash import splash_attention  # with Pallas for TPUs
+
+    options = {"layout": layout, "scores": scores, "interpret": interpret}
+    kernels = [functools.partial(splash_attention, window=size, **options) for size in window.sizes]
     if window.index is None:
       return kernels[0](q, k, v, segment_ids)
     return lax.switch(window.index, kernels, q, k, v, segment_ids)
@@ -159,5 +157,7 @@ def _obstacle(name: str, layout: Layout, q: Array, k: Array, scores: Scores) -> 
   if platform != needed:
     return f"it needs platform {needed!r}, the mesh is on {platform!r}"
   if name == "splash":
+    from resjax.kernels.self_attention import splash
+
     return splash.obstacle(layout, q, k)
   return cudnn.obstacle(layout, q, scores) if name == "cudnn" else None
