@@ -68,8 +68,8 @@ def causal_attention(
   if implementation == "splash":
     from resjax.kernels.self_attention.splash import splash_attention  # with Pallas for TPUs
 
-    options = {"layout": layout, "scores": scores, "interpret": interpret}
-    kernels = [functools.partial(splash_attention, window=size, **options) for size in window.sizes]
+    one = functools.partial(splash_attention, layout=layout, scores=scores, interpret=interpret)
+    kernels = [functools.partial(one, window=size) for size in window.sizes]
     if window.index is None:
       return kernels[0](q, k, v, segment_ids)
     return lax.switch(window.index, kernels, q, k, v, segment_ids)
