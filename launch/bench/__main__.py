@@ -22,6 +22,7 @@ BENCHMARKS = {
   "exported": "first and next token of exported models in transformers, beside Llama's",
   "serve": "greedy tokens of exported folders in vLLM on the CPU, beside those of resjax",
   "compile": "compile time and memory of the training step",
+  "growth": "how cost grows with text, rows, tokens, layers, parameters and runs",
   "checkpoint": "how long saving a state holds up the caller; restoring; verifying",
 }
 

@@ -12,15 +12,14 @@ less. The command prints the medians as one JSON object, and writes it to --out.
 
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
 
+from launch.bench import whole_process
 from launch.bench.report import write_report
 from resjax.cli import command
 from resjax.train.runs import workdir
@@ -31,7 +30,6 @@ _CONFIG = flags.DEFINE_string("config", "tiny", "The config that is trained.")
 _LIMIT = flags.DEFINE_integer("limit", 600, "Seconds after which a process is given up.")
 
 _HERE = Path(__file__).parents[2]
-_POLL = 0.02  # seconds
 
 
 def main() -> None:
@@ -94,33 +92,15 @@ def _run(
   Raises:
     ValueError: the command fails, or takes too long.
   """
-  environment = {
-    **os.environ, "PYTHONPATH": str(checkout), "JAX_COMPILATION_CACHE_DIR": str(programs),
+  variables = {
+    "PYTHONPATH": str(checkout), "JAX_COMPILATION_CACHE_DIR": str(programs),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
   }  # fmt: skip
-  started = time.perf_counter()
-  with tempfile.TemporaryFile("w+") as said:
-    process = subprocess.Popen(
-      [sys.executable, "-m", "resjax", *words], env=environment, cwd=checkout,
-      stdout=said, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    ended = 0
-    while not ended and not (run and _has_begun(run)):
-      time.sleep(_POLL)
-      ended, status, used = os.wait4(process.pid, os.WNOHANG)
-      if not ended and time.perf_counter() - started > _LIMIT.value:
-        process.kill()
-    seconds = time.perf_counter() - started
-    if not ended:
-      process.kill()
-      _, _, used = os.wait4(process.pid, 0)
-      status = 0
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-      said.seek(0)
-      words_said = said.read()[-2000:]
-      raise ValueError(f"resjax {' '.join(words)} ended with {process.returncode}: {words_said}")
-  return seconds, used.ru_utime + used.ru_stime
+  used = whole_process.run(
+    [sys.executable, "-m", "resjax", *words], checkout, variables, _LIMIT.value,
+    lambda: run is not None and _has_begun(run),
+  )  # fmt: skip
+  return used.seconds, used.core_seconds
 
 
 def _has_begun(run: Path) -> bool:

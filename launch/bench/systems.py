@@ -37,7 +37,6 @@ _ONLY = flags.DEFINE_list("only", [], "Names of the systems to compile; default:
 _AGAIN = flags.DEFINE_bool("again", False, "Compile the systems of --only again.")
 _PAGE = flags.DEFINE_string("page", "", "A Markdown file whose table is replaced.")
 
-_BEGIN, _END = "<!-- costs -->\n", "<!-- end of costs -->"
 _SHARED = {"train.batch_size": 4, "train.microbatches": 1, "mesh.fsdp": 1, "model.remat": "full"}
 
 Costs = Mapping[str, Any]
@@ -51,7 +50,7 @@ def main() -> None:
       raise ValueError(f"--only={name}: no such system; there are {', '.join(systems)}")
   page = Path(_PAGE.value) if _PAGE.value else None
   if page is not None:
-    replace_table(page.read_text(), "")  # before anything is compiled
+    report.replace_table(page.read_text(), "")  # before anything is compiled
   path = report.folder() / "costs.json"
   found = json.loads(path.read_text()) if path.exists() else {}
   for name in _ONLY.value or systems:
@@ -65,7 +64,7 @@ def main() -> None:
   text = table(found)
   print(text)
   if page is not None:
-    page.write_text(replace_table(page.read_text(), text))
+    page.write_text(report.replace_table(page.read_text(), text))
 
 
 def _costs(overrides: Mapping[str, Any]) -> Costs:
@@ -80,13 +79,13 @@ def _costs(overrides: Mapping[str, Any]) -> Costs:
   }
   large = _build(llama_1p3b.get_config(), overrides)
   try:
-    report = compile_step.compile_step(large)
+    compiled = compile_step.compile_step(large)
   except DoesNotFitError as error:
     return costs | {"gib": error.required / GIB, "passes": None, "hbm_passes": None}
-  passes = read_step.read_step(report.text, large).passes
+  passes = read_step.read_step(compiled.text, large).passes
   sublayers = len(large.decoder.sites) / 2  # another site makes no sublayer of the model cheaper
   return costs | {
-    "gib": report.memory.total / GIB,
+    "gib": compiled.memory.total / GIB,
     "passes": sublayers * sum(passes.total.values()),
     "hbm_passes": sublayers * sum(passes.hbm.values()),
   }
@@ -130,20 +129,6 @@ def _cells(costs: Costs, found: Mapping[str, Costs]) -> Iterator[str]:
     yield f"{costs['passes'] - standard['passes']:+.1f}"
     yield f"{costs['hbm_passes'] - standard['hbm_passes']:+.1f}"
   yield f"{costs['gib']:.1f}"
-
-
-def replace_table(page: str, text: str) -> str:
-  """Returns a page with another table between its two marks.
-
-  Raises:
-    ValueError: the page has not exactly one of each mark.
-  """
-  counts = page.count(_BEGIN), page.count(_END)
-  if counts != (1, 1):
-    found = " and ".join(map(str, counts))
-    raise ValueError(f"--page has {found} lines {_BEGIN.strip()!r} and {_END!r}; needed: one each")
-  before, rest = page.split(_BEGIN)
-  return f"{before}{_BEGIN}\n{text}\n{_END}{rest.split(_END)[1]}"
 
 
 if __name__ == "__main__":

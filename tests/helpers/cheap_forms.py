@@ -64,6 +64,13 @@ ADDED = {
   # All that is asked for is in the page's results.json, but for the systems that came later.
   "depth_retrieval": ("--systems=standard,gate,attn_res",),
   "depth_retrieval --layers=15": (),
+  "bench growth": (
+    "--what=layers",
+    "--sizes=layers=1,2",
+    "--systems=standard",
+    "--counted",
+    "--page=",
+  ),
   "bench systems": ("--only=standard",),
   "bench step": (
     "--layers=2",

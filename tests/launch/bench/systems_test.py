@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from configs import ablations
-from launch.bench import systems
+from launch.bench import report, systems
 from tests.helpers.libtpu import needs_libtpu
 
 REPOSITORY = Path(__file__).parents[3]
@@ -20,7 +20,7 @@ COSTS = json.loads((REPOSITORY / "docs/systems/costs.json").read_text())
 
 
 def test_the_page_has_the_table_of_the_costs():
-  assert systems.replace_table(PAGE, systems.table(COSTS)) == PAGE
+  assert report.replace_table(PAGE, systems.table(COSTS)) == PAGE
 
 
 def test_the_page_says_what_is_published_on_every_system():
@@ -33,10 +33,10 @@ def test_the_page_says_what_is_published_on_every_system():
 
 
 def test_tables_go_between_marks_alone():
-  page = f"a\n{systems._BEGIN}old\n{systems._END}\nb\n"
-  assert systems.replace_table(page, "new\n") == page.replace("old\n", "\nnew\n\n")
+  page = f"a\n{report._BEGIN}old\n{report._END}\nb\n"
+  assert report.replace_table(page, "new\n") == page.replace("old\n", "\nnew\n\n")
   with pytest.raises(ValueError, match="--page has 0 and 0 lines '<!-- costs -->' and"):
-    systems.replace_table("no marks", "new\n")
+    report.replace_table("no marks", "new\n")
 
 
 def test_a_system_that_does_not_fit_has_its_memory_in_the_table():
