@@ -25,6 +25,7 @@ _LEAST_RATIO = 0.85
 _BYTES_PER_PARAMETER = 12  # of a train state: the parameter and two moments in float32
 
 _HERE = Path(__file__).parents[3]
+_LIBRARY = Path(sysconfig.get_path("stdlib"))
 _LIMIT = 4 * 3600  # seconds of a process
 _WORK = Bar(1, "as much for each one")
 _TEXT = Bar(1, "every byte is read")
@@ -39,10 +40,9 @@ Costs = Mapping[str, float]
 
 def of_data(asked: Asked) -> Iterator[Row]:
   """Yields how builds of data grow with the text."""
-  library = Path(sysconfig.get_path("stdlib"))
 
   def costs(megabytes: int, place: Path) -> Costs:
-    text.write(place / "text", megabytes, library)
+    text.write(place / "text", megabytes, _LIBRARY)
     settings = {"data.root": place / "data", "data.corpora.stdlib.source": place / "text"}
     build = functools.partial(_resjax, "build_dataset", "--config=base")
     first = build(*_flags(settings))
@@ -117,7 +117,9 @@ def of_sweep(asked: Asked) -> Iterator[Row]:
   """Yields how a sweep of short runs grows with their number."""
   with tempfile.TemporaryDirectory() as folder:
     place = Path(folder)
-    shared = ["--config=ablations/compare", *_flags(_SMALL | {"data.root": place / "data"})]
+    text.write(place / "text", 1, _LIBRARY)
+    data = {"data.root": place / "data", "data.corpora.stdlib.source": place / "text"}
+    shared = ["--config=ablations/compare", *_flags(_SMALL | data)]
     variables = {
       "JAX_COMPILATION_CACHE_DIR": str(place / "programs"),
       "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
