@@ -66,7 +66,7 @@ ADDED = {
   "depth_retrieval --layers=15": (),
   "bench growth": (
     "--what=layers",
-    "--sizes=layers=1,2",
+    "--sizes=layers=2,4",
     "--systems=standard",
     "--counted",
     "--page=",
