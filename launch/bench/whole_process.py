@@ -19,7 +19,7 @@ class Used:
   Attributes:
     seconds: by the clock.
     core_seconds: of all cores together, its ended children included.
-    peak_bytes: of memory, without its children.
+    peak_bytes: of memory, without its children; 0 where the system is not Linux.
     said: what it printed, without what it reported as errors.
   """
 
@@ -79,5 +79,6 @@ def _peak_bytes(number: int) -> int:
 
   What `wait4` says begins with the peak of the process that started it.
   """
-  found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{number}/status").read_text())
+  status = Path(f"/proc/{number}/status")
+  found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
   return int(found[1]) * 1024 if found else 0  # one that has ended, but is not waited for

@@ -37,10 +37,10 @@ def get_config():
 
 
 def only_asked():
-  return SYSTEM.exists() and "[madvise]" in SYSTEM.read_text()
+  return huge_pages._is_known() and SYSTEM.exists() and "[madvise]" in SYSTEM.read_text()
 
 
-@pytest.mark.skipif(not only_asked(), reason="here all processes or none have huge pages")
+@pytest.mark.skipif(not only_asked(), reason="here all processes have huge pages, or none can ask")
 def test_a_step_faults_few_pages(tmp_path):
   (tmp_path / "config.py").write_text(CONFIG)
 
@@ -66,22 +66,26 @@ def started(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("system", "words", "times"),
+  ("system", "library", "words", "times"),
   [
-    ("always [madvise] never", ["train", "--workdir=a"], 1),
-    ("always [madvise] never", ["train", "--workdir=b"], 0),  # called from Python
-    ("[always] madvise never", ["train", "--workdir=a"], 0),
-    ("always madvise [never]", ["train", "--workdir=a"], 0),
-    ("", ["train", "--workdir=a"], 0),
+    ("always [madvise] never", "glibc 2.35", ["train", "--workdir=a"], 1),
+    ("always [madvise] never", "glibc 3.0.1", ["train", "--workdir=a"], 1),
+    ("always [madvise] never", "glibc 2.34", ["train", "--workdir=a"], 0),
+    ("always [madvise] never", None, ["train", "--workdir=a"], 0),
+    ("always [madvise] never", "glibc 2.35", ["train", "--workdir=b"], 0),  # called from Python
+    ("[always] madvise never", "glibc 2.35", ["train", "--workdir=a"], 0),
+    ("always madvise [never]", "glibc 2.35", ["train", "--workdir=a"], 0),
+    ("", "glibc 2.35", ["train", "--workdir=a"], 0),
   ],
 )
 def test_a_process_starts_again_once_and_only_where_it_helps(
-  monkeypatch, tmp_path, started, system, words, times
+  monkeypatch, tmp_path, started, system, library, words, times
 ):
   if system:
     (tmp_path / "enabled").write_text(system)
   monkeypatch.setattr(huge_pages, "_SYSTEM", tmp_path / "enabled")
   monkeypatch.setattr(os, "confstr_names", {"CS_GNU_LIBC_VERSION": 2})
+  monkeypatch.setattr(os, "confstr", lambda _: library)
   huge_pages.ask(words)
   assert started == [["-m", "resjax", "train", "--workdir=a"]] * times
   huge_pages.ask(words)

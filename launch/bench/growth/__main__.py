@@ -16,6 +16,7 @@ are not measured again. It is printed at the end, and as tables takes the place 
 
 from pathlib import Path
 
+import jax
 from absl import flags
 
 from launch import topology
@@ -31,7 +32,7 @@ _PAGE = flags.DEFINE_string("page", "", "A Markdown file whose tables are replac
 
 
 def main() -> None:
-  """Prints all rows.
+  """Measures the parts that --what names, and prints and keeps a row for each cost of each.
 
   Raises:
     ValueError: a flag is wrong, or something grows faster than it may.
@@ -42,6 +43,7 @@ def main() -> None:
   if page is not None:
     report.replace_table(page.read_text(), "")  # before anything is measured
   path = report.folder() / "bench_growth.json"
+  jax.config.update("jax_enable_compilation_cache", False)  # a program that is kept takes no time
   found, problems = parts.measure(wanted, systems, topology.FLAG.value, _COUNTED.value, path)
   report.write_report(found, "growth")
   if page is not None:
