@@ -131,8 +131,26 @@ def test_sweeps_of_depth_become_tables_and_verdicts(tmp_path):
   write_sweep(tmp_path, lns_rate, "24,0.004", faster)
   assert depth.numbers(tmp_path)["lns"] == "undecided"  # the rate helps everybody
   assert "| `keel` | 0.012 | 0.008 |" in found["rates"]
+  assert found["missing"] == "all at 12 layers; all at 24 layers"
   (row,) = re.findall(r"^\| `mhc` \| (2\.4\S*) .* \| (2\.7\S*) .* \|$", found["losses"], re.M)
   assert [float(mean) for mean in row] == pytest.approx([2.4, 2.7], abs=0.002)
+
+
+def test_depth_has_no_verdict_before_its_sweeps_are_finished(tmp_path):
+  write_sweep(tmp_path, depthbench_1m, "6", {"mhc": 0.1})
+  write_sweep(tmp_path, depthbench_1m, "48", {"mhc": 0.1})
+  write_sweep(tmp_path, lns_rate, "24,0.004", {})
+  verdicts = {"order", "deep", "lns"}
+  assert depth.numbers(tmp_path).keys() >= verdicts
+  deep, rates = tmp_path / "depthbench_1m_48", tmp_path / "lns_rate_24"
+  for folder, last in ((deep, "keel/seed_5"), (rates, "lns-x5/seed_3")):
+    table.save([run for run in table.read(folder).runs if run.name != last], folder)
+  found = depth.numbers(tmp_path)
+  assert not found.keys() & verdicts and "`keel` at 48 layers" in found["missing"]
+  runs = table.read(deep).runs
+  lost = dataclasses.replace(runs[0], name="keel/seed_5", arm="keel", seed=5, status="diverged")
+  table.save([*runs, lost], deep)
+  assert {"order", "deep"} <= depth.numbers(tmp_path).keys()  # an arm that diverged has ended
 
 
 def test_a_sweep_is_kept_in_pieces(tmp_path):

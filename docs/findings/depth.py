@@ -4,8 +4,9 @@
 
 keeps plan.json and results.json of the sweeps in the folder RUNS, each in a folder of docs/findings
 with its name, and prints their tables and verdicts, which are marks of pages: `depth.losses`,
-`depth.rates`, `depth.order`, `depth.lns`, `depth.deep`. Then `python -m docs.systems.public` draws
-the sweeps beside DepthBench.
+`depth.rates`, and `depth.missing`, which arms are not finished; `depth.order`, `depth.lns` and
+`depth.deep` once their sweeps are. Then `python -m docs.systems.public` draws the sweeps beside
+DepthBench.
 """
 
 import pathlib
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 
 from matplotlib.axes import Axes
 
-from configs.ablations import depthbench_1m
+from configs.ablations import depthbench, depthbench_1m, lns_rate
 from docs.findings import statements, swept_models
 from docs.findings.statements import CONFIRMED, REFUTED, UNDECIDED, Values
 from resjax.study.analysis import plots
@@ -38,23 +39,35 @@ def main(runs: str) -> None:
 
 
 def numbers(folder: pathlib.Path = FOLDER) -> dict[str, str]:
-  """Returns the tables, and the verdict on each planned statement whose sweeps are there."""
+  """Returns the tables, and the verdict on each planned statement whose sweeps are finished."""
   ours = losses(folder)
   found = {}
   if ours:
     found["losses"] = statements.losses_table({f"{x} layers": of for x, of in ours.items()})
     sweeps = {f"{layers} layers": folder / f"{SWEEP}{layers}" for layers in ours}
     found["rates"] = statements.rates_table(sweeps)
-  if DEEP in ours:
+  arms = [arm for arm, _ in depthbench.designs()]
+  lacking = {x: statements.unfinished(folder / f"{SWEEP}{x}", arms) for x in depthbench_1m.SHAPES}
+  if ours:
+    shown = [f"{_shown(of, arms)} at {layers} layers" for layers, of in lacking.items() if of]
+    found["missing"] = "; ".join(shown) or "none"
+  if not lacking[DEEP]:
     deepest = statements.of_sweep(folder / f"{SWEEP}{DEEP}")
     found["deep"] = verdict(deepest["hyper_connections-mhc.verdict"])
-  if {SHALLOW, DEEP} <= {*ours}:
+  if not lacking[SHALLOW] + lacking[DEEP]:
     found |= statements.order(ours[SHALLOW], ours[DEEP], depthbench_1m.PLAN["margin"])
+  asked = {arm for pair in lns_rate.PLAN["contrasts"] for arm in pair}
   for sweep in folder.glob(f"{RATES}{LNS_LAYERS}*/"):
+    if statements.unfinished(sweep, asked):
+      continue
     gains = statements.of_sweep(sweep)
     own, common = (verdict(gains[f"{name}.verdict"]) for name in ("lns-x5-lns", "standard-x5"))
     found["lns"] = UNDECIDED if own == common == CONFIRMED else own
   return found
+
+
+def _shown(lacking: list[str], arms: list[str]) -> str:
+  return "all" if lacking == arms else ", ".join(f"`{arm}`" for arm in lacking)
 
 
 def losses(folder: pathlib.Path = FOLDER) -> dict[int, Values]:

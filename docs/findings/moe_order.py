@@ -15,7 +15,7 @@ import sys
 
 from configs.ablations import moe_order
 from docs.findings import statements, swept_models
-from resjax.study.sweeps import plan, results, table
+from resjax.study.sweeps import plan, table
 
 FOLDER = pathlib.Path(__file__).parent
 SWEEPS = {"dense": "moe_order", "mixture": "moe_order_moe"}
@@ -43,21 +43,13 @@ def numbers(folder: pathlib.Path = FOLDER) -> dict[str, str]:
   found["rates"] = statements.rates_table(kept)
   missing = [
     f"`{arm}` ({kind})"
-    for kind in SWEEPS
-    for arm in moe_order.SYSTEMS
-    if kind not in kept or not _has_ended(kept[kind], arm)
+    for kind, name in SWEEPS.items()
+    for arm in statements.unfinished(folder / name, moe_order.SYSTEMS)
   ]
   found["missing"] = ", ".join(missing) or "none"
   if not missing:
     found |= statements.order(losses["dense"], losses["mixture"], moe_order.PLAN["margin"])
   return found
-
-
-def _has_ended(sweep: pathlib.Path, arm: str) -> bool:
-  """Returns whether all planned seeds of an arm are done, or it diverged."""
-  runs = [run for run in table.read(sweep).runs if run.arm == arm]
-  done = {run.seed for run in runs if run.status == results.DONE}
-  return done >= {*moe_order.PLAN["seeds"]} or any(r.status == results.DIVERGED for r in runs)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import dataclasses
 import itertools
 import pathlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from docs.findings import swept_models, words
@@ -97,6 +97,23 @@ def ranked(folder: pathlib.Path) -> Values:
   runs = table.read(folder).runs
   diverged = {run.arm for run in runs if run.status == results.DIVERGED}
   return by_arm([r for r in runs if r.status == results.DONE and r.arm not in diverged])
+
+
+def unfinished(folder: pathlib.Path, arms: Iterable[str]) -> list[str]:
+  """Returns the arms of a kept sweep that lack planned seeds, and of which no run diverged.
+
+  Args:
+    folder: the sweep, which may not be there yet.
+    arms: the arms that it has by its file; a piece that was kept may lack some.
+  """
+  planned = plan.read(folder)
+  if planned is None:
+    return list(arms)
+  runs = table.read(folder).runs
+  diverged = {run.arm for run in runs if run.status == results.DIVERGED}
+  done = by_arm([run for run in runs if run.status == results.DONE])
+  seeds = {*planned.seeds}
+  return [arm for arm in arms if arm not in diverged and not {*done.get(arm, ())} >= seeds]
 
 
 def order(first: Values, second: Values, margin: float) -> dict[str, str]:
