@@ -108,8 +108,11 @@ def measure(
 
   Returns:
     The report, and what its new rows do that they may not.
+
+  Raises:
+    ValueError: the report that is there is damaged.
   """
-  report, problems = json.loads(path.read_text()) if path.exists() else {"rows": []}, []
+  report, problems = _kept(path), []
   about = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "cores": os.cpu_count()}
   order = list(PARTS)
   for name, part in parts.items():
@@ -123,6 +126,16 @@ def measure(
       path.write_text(json.dumps(report, indent=2))
       problems += [row.problem] * bool(row.problem)
   return report, problems
+
+
+def _kept(path: Path) -> dict[str, Any]:
+  """Returns the report of earlier calls, without rows if there is none."""
+  try:
+    return json.loads(path.read_text())
+  except FileNotFoundError:
+    return {"rows": []}
+  except ValueError as error:
+    raise ValueError(f"{path} is damaged: {error}; delete it, or choose another --out") from None
 
 
 def _command(name: str, part: Part, topology: str) -> str:

@@ -106,6 +106,10 @@ def test_a_call_keeps_the_rows_that_it_does_not_measure(tmp_path):
   assert found["rows"][0]["costs"] == {"2": 8.0, "4": 64.0, "16": 4096.0}
   assert found == json.loads(path.read_text())
   assert problems == ["tokens: bytes of mhc to the power 3.00 of tokens, allowed: 2"]
+  path.write_text("{")
+  with pytest.raises(ValueError, match=r"json is damaged: .*; delete it, or choose another --out"):
+    measure("tokens", SQUARE)
+  assert path.read_text() == "{"
 
 
 STEEP = """
