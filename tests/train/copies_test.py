@@ -26,8 +26,6 @@ MESHES = {
   "fsdp_tp": {"data": 2, "fsdp": 2, "tensor": 2},
   "long_context": {"data": 2, "fsdp": 2, "sequence": 2},
 }
-# Terms of gradients of their small parameters cancel: the order of sums in float32 tells by 1e-6.
-WIDE = ("deep_delta", "gate", "wide_residual", "x0_residual")
 QUICK, SLOW = ("block_attn_res", "fsdp_tp"), ("standard", "long_context")
 
 
@@ -46,15 +44,20 @@ def wide_sums(decoder, hidden, batch, chunk):
   return LossSums(*(a.astype(jnp.float32) for a in (*sums, jnp.zeros(()), jnp.zeros(()))))
 
 
-def step_of(name, layout, microbatches, dtype):
-  """The compiled step by plain gradient descent, whose parameters tell gradients, and its input."""
-  decoder = dataclasses.replace(config(name), dtype=dtype)
+def step_of(name, layout, microbatches):
+  """The compiled step by plain gradient descent, whose parameters tell gradients, and its input.
+
+  In float64: where terms of gradients cancel, the order of sums in float32 tells by 1e-6.
+  """
+  decoder = dataclasses.replace(config(name), dtype="float64")
   model, optimizer = ModelDef(decoder, layout), optax.sgd(1.0)
   plain = experiment.build(tiny.get_config()).train
   settings = dataclasses.replace(plain, batch_size=8, microbatches=microbatches, loss_chunk=16)
   made = step.step_function(model, optimizer, optax.constant_schedule(1.0), settings)
   state = init_state(model, optimizer, seed=0)
-  state = dataclasses.replace(state, params=jax.tree.map(lambda a: a.astype(dtype), state.params))
+  state = dataclasses.replace(
+    state, params=jax.tree.map(lambda a: a.astype("float64"), state.params)
+  )
   rows = batch()
   if layout.has_mesh:
     rows = layout.put(rows, len(rows["inputs"]))
@@ -63,20 +66,14 @@ def step_of(name, layout, microbatches, dtype):
 
 @pytest.mark.parametrize("name, rules", walk())
 def test_microbatches_of_copies_are_those_of_one_device(name, rules, monkeypatch):
-  dtype, tolerance = ("float64", 1e-12) if name in WIDE else ("float32", 1e-6)
-  if name in WIDE:
-    monkeypatch.setattr(step, "loss_sums", wide_sums)
-  with jax.enable_x64(name in WIDE):
-    check_copies(name, rules, dtype, tolerance)
-
-
-def check_copies(name, rules, dtype, tolerance):
+  monkeypatch.setattr(step, "loss_sums", wide_sums)
   mesh = MESHES[rules]
   layout = layouts.layout(rules, devices=jax.devices()[: np.prod([*mesh.values()])], **mesh)
-  program, arguments = step_of(name, layout, 2, dtype)
-  plain, others = step_of(name, Layout(), 1, dtype)
-  (got, told), (want, known) = program(*arguments), plain(*others)
-  assert_close(jax.device_get(got.params), jax.device_get(want.params), tolerance)
+  with jax.enable_x64(True):
+    program, arguments = step_of(name, layout, 2)
+    plain, others = step_of(name, Layout(), 1)
+    (got, told), (want, known) = program(*arguments), plain(*others)
+  assert_close(jax.device_get(got.params), jax.device_get(want.params), 1e-12)
   assert_close(jax.device_get(told["sums"]), jax.device_get(known["sums"]), 5e-7)
   found = collectives(hlo.parse(program.as_text()), layout.mesh)
   over_copies = [row for row in found if "data" in row.axes]
