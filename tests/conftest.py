@@ -7,12 +7,14 @@ import pathlib
 import signal
 import sys
 import tempfile
+import time
 import uuid
 
 import pytest
 
 from tests.helpers import xla
 
+_BEGAN = time.monotonic()
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of small matrices; idle threads spin
 if xla.devices(8) not in os.environ.get("XLA_FLAGS", ""):
@@ -55,6 +57,19 @@ def _share_of_memory():
   """Returns the bytes that a worker may hold: its part of half of the memory, 2 to 4 GB."""
   workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
   return min(max(2_000_000_000, _memory() // 2 // workers), 4_000_000_000)
+
+
+def pytest_addoption(parser):
+  parser.addoption(
+    "--minutes", type=float, default=float("inf"), help="skip the tests that begin later than this"
+  )
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures are made
+def pytest_runtest_setup(item):
+  """Leaves out what a machine is too slow for; the report has it among the skipped ones."""
+  if time.monotonic() - _BEGAN > 60 * item.config.getoption("minutes"):
+    pytest.skip("no time was left, see --minutes")
 
 
 def pytest_collection_modifyitems(items):

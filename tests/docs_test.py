@@ -135,9 +135,18 @@ def test_every_page_is_in_the_table_of_contents():
   assert names - listed == {"index"}
 
 
+# Their commands take minutes, even in the cheap form.
+LONG = ("causal_shift", "real_models", "kernels", "depth")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "page", [page for page in PAGES if doc_commands.script(page)], ids=lambda page: page.stem
+  "page",
+  [
+    pytest.param(page, marks=pytest.mark.release if page.stem in LONG else (), id=page.stem)
+    for page in PAGES
+    if doc_commands.script(page)
+  ],
 )
 def test_commands_run(page, calls, folder):
   for words in calls[page]:

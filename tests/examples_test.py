@@ -237,7 +237,7 @@ def test_memory_is_that_of_the_scan_before_and_linear_in_depth():
   assert many - some < 1.25 * (some - few)  # 1.67 if the bank were kept once per layer
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_command_trains_before_and_after(tmp_path):
   """One process each would be slow: after alone is started, before is called."""
   losses = train_example.train("diffusion_transformer", None, 40)

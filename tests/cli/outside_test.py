@@ -70,7 +70,7 @@ def test_an_error_names_the_setting(parse):
     parse("--config.model.residual.name=resjax_ech:Echo")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_an_installed_package_is_trained_and_read(tmp_path):
   """By pip, in processes of their own, by entry point and by class."""
   site, source = tmp_path / "site", tmp_path / "source"

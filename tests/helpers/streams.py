@@ -47,19 +47,23 @@ def example(form, count, dtype, normed, tokens, width):
   def held(*shape):
     return np.float64(jnp.asarray(rng.normal(size=shape), dtype))
 
-  def number(*shape):
-    return np.float64(np.float32(rng.normal(size=shape)))
+  def number(*shape, above=0):
+    return np.float64(np.float32(rng.normal(size=shape) + above))
 
   columns, shape = {"shared": (2 + count, ()), "static": (0, None)}.get(
     form, (2 * count + count**2, (count,))
   )
   num_weights = (count + (form == "previous")) * (count + 1)
+  # The norm would magnify the rounding of a read that nearly cancels.
+  reads = 2 * (np.arange(2 + count) == 0)
   return {
     "streams": held(count, *tokens, width),
     "weights": number(num_weights, *tokens),
     "out": held(*tokens, width),
     "projection": None if shape is None else number(*shape, width, columns) / 16,
-    "parameters": (number(columns) if shape == (count,) else number(count, 2 + count),),
+    "parameters": (
+      number(columns) if shape == (count,) else number(count, 2 + count, above=reads),
+    ),
     "gain": number(width) if normed else None,
   }, (held(*tokens, width), held(count, *tokens, width), number(num_weights, *tokens))
 

@@ -40,7 +40,7 @@ def saved(gcs, bucket, name, step):
   return gcs.names(f"{bucket}/{name}/checkpoints/{step}/")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_run_that_is_killed_while_it_saves_goes_on(gcs, bucket, command, tmp_path):
   runs.finish([*command("whole"), "--config.train.tensorboard"])
   assert gcs.names(f"{bucket}/whole/tensorboard/") and gcs.names(f"{bucket}/whole/plots/")

@@ -149,7 +149,7 @@ def ragged_and_alone(config):
 SHORT_SIGHTED = {"windows": (2, 0, 3), "short_swa": ShortSWAConfig(window=3)}
 
 
-@walks.names("standard", "deep_delta", others=pytest.mark.slow)
+@walks.names("standard", "deep_delta", slow=("attn_res", "hyper_connections", "muddformer"))
 def test_rows_of_any_padding_are_the_rows_alone(name):
   assert_close(*ragged_and_alone(decoders.config("llama", name, **SHORT_SIGHTED)), 1e-5)
 

@@ -14,7 +14,7 @@ from tests.helpers import decoders, walks
 
 
 @walks.names("block_attn_res", among=("attn_res", "block_attn_res"))
-@pytest.mark.slow
+@pytest.mark.release
 def test_twice_the_layers_take_twice_the_memory(name):
   bytes_24, bytes_48 = (
     {remat: decoders.training_bytes(name, remat, n) for remat in depth.REMAT} for n in (24, 48)

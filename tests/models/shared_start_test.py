@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from resjax import combinators
 from resjax.models.config import ShortSWAConfig
 from resjax.models.decoder import Decoder
 from resjax.models.model_def import ModelDef
-from tests.helpers import decoders, layouts
+from tests.helpers import decoders, layouts, walks
 
 # `deepnorm` multiplies the first values of these by a factor of its own, as its paper says.
 RESCALED = ("v_proj/kernel", "o_proj/kernel", "layers/mlp/")
@@ -50,8 +49,7 @@ def compare(found, wanted, rtol=0.0):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", combinators.names())
-@pytest.mark.slow
+@walks.names(slow=("deepnorm", "attn_res", "deep_delta", "mhc", "muddformer", "siamese_norm"))
 def test_every_system_starts_with_the_same_shared_parameters(name, form):
   rest = compare(start(name, **FORMS[form]), reference(form), 1e-6 * (name == "deepnorm"))
   # A system may have views with norms of their own, no norms before branches, or no final norm.

@@ -91,7 +91,7 @@ def plain(tree):
     pytest.param("gate", "full", marks=pytest.mark.slow),
     pytest.param("attn_res", "none", marks=pytest.mark.slow),
     pytest.param("standard", "dots", marks=pytest.mark.slow),
-    pytest.param("hyper_connections", "none", marks=pytest.mark.slow),
+    pytest.param("hyper_connections", "none", marks=pytest.mark.release),
   ],
 )
 def test_a_scan_draws_and_keeps_what_a_loop_does(name, remat):

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from resjax import combinators
 from resjax.models.config import DepthValuesConfig, MupConfig, ShortSWAConfig, ValueGateConfig
 from resjax.models.flops import forward_flops_per_token
 from resjax.testing.compare import assert_close
-from tests.helpers import decoders, reference
+from tests.helpers import decoders, reference, walks
 from tests.models.decode_test import cached_and_whole
 
 LENGTH = 7
@@ -189,8 +188,7 @@ def test_values_and_gradients_of_other_strategies_are_those_of_the_loop(name):
   assert_close(scan, loop, 1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", combinators.names())
+@walks.names(slow=("gate", "block_attn_res", "deep_delta", "mhc", "muddformer"))
 def test_every_combinator_takes_both(name):
   config = decoders.config("llama", name, **BOTH)
   model = decoders.shapes(config)

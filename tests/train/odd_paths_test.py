@@ -10,10 +10,13 @@ from resjax.train.checkpoint.reader import saved_steps
 from tests.helpers import trained
 from tests.helpers.runs import write_text
 
-NAMES = (
-  "a[b]c", "[!x]", "[0-9]/run", "star*", "a**b", "what?", "{x,y}", "sp ace", "#h%41", "é世界",
-  "~tilde~", "-dash", "dots...", "new\nline", "q'u\"o", "link/../run", "$HOME;x|y", "x" * 200,
-)  # fmt: skip
+# What a glob, a shell, an address or a printed line takes for something else.
+NAMES = {
+  "patterns": "a[b]c/[!x]/[0-9]/star*/a**b/what?/{x,y}",
+  "words": "-dash/sp ace/~tilde~/q'u\"o/$HOME;x|y/new\nline",
+  "characters": "#h%41/é世界/dots.../" + "x" * 200,
+  "links": "link/../run",
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +28,7 @@ def root(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_odd_paths(root, name):
   workdir = root / name
   trained.run(trained.settings(root, workdir, "standard", steps=2))

@@ -156,7 +156,7 @@ def assert_one_line(code: int, output: str) -> None:
   assert "make room" not in output
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_killed_process_ends_the_others_and_the_restart_equals_the_straight_run(root):
   settings = {"train__steps": 60, "train__eval_every": 20, "checkpoint__every": 5}
   first, second = ends(start_together(2, a_run(root, "undisturbed", **settings)))
@@ -189,7 +189,7 @@ def test_killed_process_in_a_save_ends_the_other(root):
     assert_one_line(code, output)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_silent_process_ends_the_others(root):
   arguments = a_run(root, "silent", train__steps=10**6, train__eval_every=0)
   processes = start_together(2, [*arguments, "--heartbeat_seconds=10"])

@@ -128,7 +128,9 @@ def test_a_full_disk_is_one_line_and_loses_no_checkpoint(root, straight):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["metrics.jsonl", "training.png"])
+@pytest.mark.parametrize(
+  "what", ["metrics.jsonl", pytest.param("training.png", marks=pytest.mark.release)]
+)
 def test_a_full_disk_while_records_or_the_report_are_written(root, straight, what):
   workdir = root / f"full-{what}"
   shutil.copytree(straight, workdir)

@@ -122,7 +122,7 @@ def test_a_run_with_muon_goes_on_bit_by_bit_and_is_a_parent(tmp_path):
   assert first == pytest.approx(last, rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_runs_together_are_each_alone():
   run, model, *_ = setup()
   made, single = together.build(run, 2), program.build(run)

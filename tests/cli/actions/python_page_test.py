@@ -25,7 +25,7 @@ def get_config():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_all_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
   write_text(tmp_path)
   shutil.copy(ROOT / "LICENSE", tmp_path)

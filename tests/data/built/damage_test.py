@@ -48,7 +48,7 @@ def damage_and_rebuild(original, folder, seed):
 
 
 @pytest.mark.parametrize(
-  "seeds", [range(40), pytest.param(range(40, 240), marks=pytest.mark.release)]
+  "seeds", [range(20), pytest.param(range(20, 240), marks=pytest.mark.release)]
 )
 @pytest.mark.slow
 def test_every_damage_is_found_and_built_anew(original, tmp_path, warnings, seeds):

@@ -25,7 +25,7 @@ def test_two_processes_find_what_one_finds():
     check(Alignment.from_json(line.removeprefix("json|")), one)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_tuned_lens_of_two_processes_is_that_of_one(tmp_path):
   folder, text = pretrained.folder(tmp_path), tmp_path / "text.txt"
   text.write_text(" ".join(make_texts(100)))

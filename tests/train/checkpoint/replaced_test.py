@@ -92,7 +92,7 @@ def test_one_that_stays_is_damaged(tmp_path, monkeypatch):
       restore_params(tmp_path / step, WANTED)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_many_readers_beside_a_trainer(tmp_path):
   """With keep_last=1 a third of them met a checkpoint that was being deleted."""
   folder, ends = tmp_path / "checkpoints", threading.Event()
