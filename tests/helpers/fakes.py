@@ -106,7 +106,7 @@ class FakeTools:
     if cwd == ROOT or not (cwd / "launch").exists():  # the code that runs is this repository's
       return forks.run(module, list(arguments), cwd, self.environment())
     process = self.start(module, *arguments, cwd=cwd)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     return process.returncode, output
 
 

@@ -70,7 +70,7 @@ def test_killed_and_interrupted_run_equals_straight_run(root, straight):
   process = start(command(root, workdir))
   wait_for(process, lambda: last_step(workdir) > killed_at)
   process.send_signal(signal.SIGINT)
-  output, _ = process.communicate(timeout=120)
+  output, _ = process.communicate(timeout=300)
   assert process.returncode == 130, output
   assert "resuming after step 10 of 30" in output or "resuming after step 20 of 30" in output
   assert "which is saved; the same command goes on" in output
@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(root, straight
   content[len(content) // 2] ^= 4
   path.write_bytes(content)
   process = start(command(root, workdir, "--config.checkpoint.strict=True"))
-  output, _ = process.communicate(timeout=120)
+  output, _ = process.communicate(timeout=300)
   assert process.returncode == 1
   assert output.splitlines()[-1].startswith("error: the newest checkpoint in "), output
   output = finish(command(root, workdir))
@@ -115,7 +115,7 @@ def test_a_full_disk_is_one_line_and_loses_no_checkpoint(root, straight):
   shutil.copytree(straight, workdir)
   shutil.rmtree(workdir / "checkpoints" / "30")
   process = start(with_room_for(100_000, command(root, workdir)))
-  output, _ = process.communicate(timeout=120)
+  output, _ = process.communicate(timeout=300)
   assert process.returncode == 1
   assert "Traceback" not in output and output.count("error:") == 1, output
   words = output.splitlines()[-1]
@@ -142,7 +142,7 @@ def test_a_full_disk_while_records_or_the_report_are_written(root, straight, wha
     assert room < size(workdir / "plots" / what)
     shutil.rmtree(workdir / "plots")  # a start that trains nothing writes what is missing alone
   process = start(with_room_for(room, command(root, workdir)))
-  output, _ = process.communicate(timeout=120)
+  output, _ = process.communicate(timeout=300)
   assert process.returncode == 1
   assert "Traceback" not in output and output.count("error:") == 1, output
   words = output.splitlines()[-1]

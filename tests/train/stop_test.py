@@ -35,7 +35,7 @@ def a_run(root, name) -> list[str]:
 def stopped(process: subprocess.Popen, workdir: pathlib.Path) -> int:
   """Sends SIGTERM; returns the step that was saved."""
   process.send_signal(signal.SIGTERM)
-  output, _ = process.communicate(timeout=120)
+  output, _ = process.communicate(timeout=300)
   assert process.returncode == 0 and "Traceback" not in output, output
   step = int(re.search(r"stopped after step (\d+), which is saved", output)[1])
   assert (workdir / "checkpoints" / str(step)).is_dir()
@@ -106,7 +106,7 @@ def test_stop_while_the_data_are_built(root):
   process = start([*a_run(root, "early"), f"--config.data.root={root / 'other'}"])
   wait_for(process, (root / "early" / ".lock").exists)
   process.send_signal(signal.SIGTERM)
-  output, _ = process.communicate(timeout=120)
+  output, _ = process.communicate(timeout=300)
   assert process.returncode == 0, output
   assert "nothing had to be saved" in output or "stopped after step 0" in output
   assert os.listdir(root / "early" / "checkpoints") in ([], ["0"])

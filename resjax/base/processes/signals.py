@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import NoReturn
 
 from resjax.base import processes
 
@@ -91,7 +90,7 @@ class _InsistentHandler:
   """
 
   def __init__(self, number: int):
-    self.insists = False
+    self.insists = self._resent = False
     self._number, self._ended = number, threading.Event()
 
   def error(self) -> BaseException:
@@ -100,7 +99,10 @@ class _InsistentHandler:
       return KeyboardInterrupt()
     return Interrupted("stopped; nothing had to be saved; the same command goes on", 0)
 
-  def __call__(self, number: int, frame: object) -> NoReturn:
+  def __call__(self, number: int, frame: object) -> None:
+    resent, self._resent = self._resent, False
+    if resent and _is_being_handled():
+      return  # since it was sent: this thread may have waited for its turn
     if not self.insists:
       self.insists = True
       # Unlike threading.Thread it takes no lock, which this thread may hold.
@@ -114,7 +116,7 @@ class _InsistentHandler:
   def _insist(self) -> None:
     while self.insists and not self._ended.wait(_SOON):
       if not _is_being_handled():
-        self.insists = signal.getsignal(self._number) is self
+        self._resent = self.insists = signal.getsignal(self._number) is self
         os.kill(os.getpid(), self._number)
 
 

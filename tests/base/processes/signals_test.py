@@ -4,6 +4,7 @@ import contextlib
 import gc
 import signal
 import sys
+import threading
 import time
 
 import jax
@@ -120,6 +121,22 @@ def cleaned_up(seconds):
   with contextlib.ExitStack() as stack:
     stack.callback(time.sleep, seconds)
     yield
+
+
+def test_a_signal_that_is_sent_again_too_late_interrupts_no_clean_up(monkeypatch):
+  """As on a machine with much to do, where the thread that sends has looked long ago."""
+  handled, main = signals._is_being_handled, threading.get_ident()
+  monkeypatch.setattr(
+    signals, "_is_being_handled", lambda: threading.get_ident() == main and handled()
+  )
+  done = []
+  with pytest.raises(KeyboardInterrupt), signals.stop_at_once():
+    try:
+      signal.raise_signal(signal.SIGINT)
+    finally:
+      time.sleep(0.3)
+      done.append("cleaned up")
+  assert done
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])

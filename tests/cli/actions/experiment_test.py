@@ -43,7 +43,7 @@ def threads_of_others():
 
 def state_of_the_process():
   """Handlers, threads, paths; threads that end by themselves are given a moment."""
-  deadline = time.monotonic() + 20
+  deadline = time.monotonic() + 300
   while ending() - OF_OTHERS:
     assert time.monotonic() < deadline, threading.enumerate()
     time.sleep(0.05)

@@ -73,7 +73,7 @@ def damaged(trained, tmp_path_factory):
 def test_mistakes(damaged, flags, words):
   """Those of --out are found before parameters are read."""
   process = runs.start([*COMMAND, *(flag.format(damaged=damaged) for flag in flags)])
-  output, _ = process.communicate(timeout=120)
+  output, _ = process.communicate(timeout=300)
   assert process.returncode == 1
   assert output.startswith("error: ") and output.count("\n") == 1, output
   assert words in output
@@ -82,6 +82,6 @@ def test_mistakes(damaged, flags, words):
 
 def test_several_processes_are_refused(tmp_path):
   arguments = [*COMMAND, f"--checkpoint={tmp_path}", f"--out={tmp_path / 'out'}"]
-  for code, output in runs.ends(runs.start_together(2, arguments), timeout=120):
+  for code, output in runs.ends(runs.start_together(2, arguments), timeout=300):
     assert code == 1 and output.count("\n") == 1, output
     assert output.startswith("error: resjax export runs in one process"), output

@@ -13,7 +13,7 @@ COMMAND = [sys.executable, "-m", "resjax", "generate", "--temperature=0", "--num
 
 def failed(arguments):
   process = runs.start(arguments)
-  output, _ = process.communicate(timeout=120)
+  output, _ = process.communicate(timeout=300)
   assert process.returncode == 1 and output.count("\n") == 1, output
   return output
 

@@ -43,7 +43,7 @@ def test_a_config_that_is_not_there(root, tmp_path):
   arguments = command(root, tmp_path)
   arguments[3] = "--config=configs/nope.py"
   process = start(arguments)
-  output, _ = process.communicate(timeout=120)
+  output, _ = process.communicate(timeout=300)
   assert process.returncode == 1
   assert output.startswith(
     "error: --config=configs/nope.py: no such file, and no config that comes with resjax; near it: "
@@ -56,7 +56,7 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(root, tmp_p
   finish(small_command(root, tmp_path / "run", train__steps=10, checkpoint__every=5))
   diverging = {"optim__learning_rate": 1e30, "optim__clip_norm": 0, "checkpoint__every": 1}
   process = start(small_command(root, tmp_path / "run", **diverging))
-  output, _ = process.communicate(timeout=120)
+  output, _ = process.communicate(timeout=300)
   assert process.returncode == 1
   last = output.splitlines()[-1]
   assert last.startswith("error: step ") and "config.optim.learning_rate" in last, output
