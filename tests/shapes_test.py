@@ -60,6 +60,7 @@ def test_methods_of_a_system_and_of_models_say_the_axes_of_their_arrays(kind):
       assert not any(found.values()), f"{name}: {found}"
 
 
+@pytest.mark.slow
 def test_calls_have_the_axes_that_annotations_say():
   checked = f"--jaxtyping-packages={','.join(CHECKED)},tests.helpers.shapes.typed"
   options = ["-q", "-n0", "-p", "no:cacheprovider", "-p", "tests.helpers.shapes", checked]

@@ -65,6 +65,7 @@ def test_where_nothing_can_be_written_nothing_is_kept(tmp_path):
   assert environment == {"XDG_CACHE_HOME": str(tmp_path)}
 
 
+@pytest.mark.slow
 def test_a_command_keeps_what_it_compiles_and_help_makes_no_folder(tmp_path):
   code = "import jax, os; jax.jit(lambda x: x + 1)(1.0); print(os.environ['" + FOLDER + "'])"
   names = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}

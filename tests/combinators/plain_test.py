@@ -20,6 +20,8 @@ from tests.helpers.systems import CASES
 
 PLAIN = Path(__file__).parents[2] / "docs" / "systems" / "plain"
 MOST_LINES = 45
+# The others take a while to compile.
+SOON = {*combinators.names()} - {"mhc", "mhc_lite", "wide_residual"}
 
 
 @functools.cache
@@ -103,11 +105,13 @@ def check(case, dtype, tolerance):
   assert_close(jax.tree.map(np.asarray, got), subject.expected, tolerance)
 
 
-@walks.first_cases(PLAIN_CASES)
+@walks.first_cases(PLAIN_CASES, quick=SOON)
 def test_float64_values_and_gradients(case):
   check(case, np.float64, 1e-11)
 
 
-@walks.one_case_each(PLAIN_CASES, quick=("standard", "attn_res"))
+@walks.one_case_each(
+  PLAIN_CASES, quick=("standard", "attn_res"), slow=("deep_delta", "mhc", "muddformer")
+)
 def test_float32_values_and_gradients(case):
   check(case, np.float32, 1e-5)

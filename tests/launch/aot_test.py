@@ -91,6 +91,7 @@ def here(*flags, checkout):
   return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_checkout_reads_the_program_and_a_wheel_says_what_it_leaves_out():
   done = [here("--json", "--passes", checkout=True), here("--json", checkout=False)]
   assert [one.returncode for one in done] == [0, 0], done[0].stderr + done[1].stderr

@@ -31,6 +31,7 @@ def calls(tmp_path_factory):
   return doc_commands.calls(PAGE, FakeTools(folder / "tools", *TOOLS), cwd=folder)
 
 
+@pytest.mark.slow
 def test_commands(calls, tmp_path):
   write_folder(tmp_path / "text", make_texts(200))
   (tmp_path / ".git").mkdir()

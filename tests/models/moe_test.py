@@ -84,9 +84,9 @@ def test_layers_with_and_without_experts_are_a_plain_loop(moe):
     np.testing.assert_allclose(getattr(routing, name), mean, rtol=1e-5)
 
 
-@pytest.mark.parametrize("residual", ["standard", "block_attn_res"])
-def test_loops_scans_and_recomputation_agree(residual):
-  config = decoders.config(residual=residual, moe=DEEPSEEK)
+@walks.names("standard", slow=("block_attn_res",), among=("standard", "block_attn_res"))
+def test_loops_scans_and_recomputation_agree(name):
+  config = decoders.config(residual=name, moe=DEEPSEEK)
   want = gradient(config, depth="loop")
   assert_close(gradient(config), want, 1e-5)
   assert_close(gradient(config, remat="dots"), want, 1e-5)
@@ -169,7 +169,7 @@ def test_eight_devices_compute_what_one_does(rules):
     assert_close(gradient_on(layouts.layout(rules, **MESHES[rules])), on_one_device(), 1e-12)
 
 
-@walks.names("block_attn_res", slow=("standard", "hyper_connections"))
+@walks.names(slow=("block_attn_res", "hyper_connections"))
 def test_every_system_in_scans_on_meshes_and_in_decoding(name):
   moe, loop = MoEConfig(4, 2, expert_dim=8), combinators.get(name).strategy == "loop"
   changes = {"residual": name, "moe": moe, "remat": "none" if loop else "dots"}

@@ -51,6 +51,7 @@ def dying_at(monkeypatch, step):
   monkeypatch.setattr(Recorder, "_log", log)
 
 
+@pytest.mark.slow
 def test_the_record_of_a_run_with_three_settings(tmp_path, monkeypatch):
   root = write_text(tmp_path)
   # Not even a first step: the record claims none, and another run may begin in the folder.

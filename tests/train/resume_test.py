@@ -58,6 +58,7 @@ def test_steps_are_all_there_once(straight):
   assert records[-1]["train/loss" if "train/loss" in records[-1] else "validation/loss"] < 4
 
 
+@pytest.mark.slow
 def test_killed_and_interrupted_run_equals_straight_run(root, straight):
   workdir = root / "killed"
   process = start(command(root, workdir))

@@ -55,6 +55,7 @@ def test_biases_step_against_the_load_and_nothing_else_moves_them(whole):
   assert np.any(moe["selection_bias"])
 
 
+@pytest.mark.slow
 def test_microbatches_choose_as_the_whole_batch_does(whole):
   state, metrics = step_test.one_step(setup(microbatches=2, router_balance_loss=0.0))
   plain, want = step_test.one_step(setup(router_balance_loss=0.0))
@@ -139,6 +140,7 @@ def test_runs_together_are_each_alone():
     np.testing.assert_allclose(a[1], b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_with_experts_in_some_layers_is_loaded(tmp_path):
   trained.run(a_run(write_text(tmp_path), "run", 1))
   place = str(tmp_path / "run")

@@ -91,7 +91,14 @@ def refuses_gelu():
   return False
 
 
-@pytest.mark.parametrize("name, options", [*((n, None) for n in combinators.names()), *OTHERS])
+@pytest.mark.parametrize(
+  "name, options",
+  [
+    (name, None) if name in MECHANISMS else pytest.param(name, None, marks=pytest.mark.release)
+    for name in combinators.names()
+  ]
+  + [pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS],
+)
 def test_explicit_and_manual_axes_fit_the_types_of_all(name, options):
   for scan in (False, True)[: 1 + can_scan(name)]:
     f, params = network(name, scan, options)
