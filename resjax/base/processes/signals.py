@@ -78,7 +78,7 @@ def raising(number: int) -> Iterator[None]:
       raise insistent.error() from error
     raise
   finally:
-    insistent.end()
+    insistent.ended.set()
     sys.unraisablehook = before
 
 
@@ -87,11 +87,12 @@ class _InsistentHandler:
 
   Attributes:
     insists: whether it has raised, and no other handler has taken the signal over.
+    ended: set to let the signal that came be: it is not sent again.
   """
 
   def __init__(self, number: int):
     self.insists = self._resent = False
-    self._number, self._ended = number, threading.Event()
+    self._number, self.ended = number, threading.Event()
 
   def error(self) -> BaseException:
     """Returns the exception that the signal raises."""
@@ -109,12 +110,8 @@ class _InsistentHandler:
       _thread.start_new_thread(self._insist, ())
     raise self.error()
 
-  def end(self) -> None:
-    """Lets the signal that came be: it is not sent again."""
-    self._ended.set()
-
   def _insist(self) -> None:
-    while self.insists and not self._ended.wait(_SOON):
+    while self.insists and not self.ended.wait(_SOON):
       if not _is_being_handled():
         self._resent = self.insists = signal.getsignal(self._number) is self
         os.kill(os.getpid(), self._number)
