@@ -72,10 +72,14 @@ def pytest_runtest_setup(item):
     pytest.skip("no time was left, see --minutes")
 
 
-def pytest_collection_modifyitems(items):
-  """Puts files that start processes first, so that none of them is left alone at the end."""
+def pytest_collection_modifyitems(config, items):
+  """Puts files that start processes first, so that none of them is left alone at the end.
+
+  With a limit of time they are last: in their place many others can run.
+  """
   rooms = [pathlib.Path(__file__).parent / name for name in ("train", "launch", "study/analysis")]
-  items.sort(key=lambda item: not any(item.path.is_relative_to(room) for room in rooms))
+  limited = config.getoption("minutes") < float("inf")
+  items.sort(key=lambda item: limited == any(item.path.is_relative_to(room) for room in rooms))
 
 
 @pytest.fixture(autouse=True)
