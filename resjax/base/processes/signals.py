@@ -103,7 +103,7 @@ class _InsistentHandler:
   def __call__(self, number: int, frame: object) -> None:
     resent, self._resent = self._resent, False
     if resent and _is_being_handled():
-      return  # since it was sent: this thread may have waited for its turn
+      return  # it was not yet when the signal was sent
     if not self.insists:
       self.insists = True
       # Unlike threading.Thread it takes no lock, which this thread may hold.
