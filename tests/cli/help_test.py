@@ -101,7 +101,10 @@ def test_benchmarks():
 
 
 # Flags that stand alone in a sentence, and are those of another program.
-OF_OTHERS = {"gpus-per-task", "gpu-bind"}  # srun
+OF_OTHERS = {
+  *("gpus-per-task", "gpu-bind"),  # srun
+  "minutes",  # pytest, by tests/conftest.py
+}
 
 
 @pytest.mark.parametrize("page", doc_commands.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
