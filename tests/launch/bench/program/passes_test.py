@@ -292,7 +292,8 @@ def small(residual, devices=None, **changes):
   c = base.get_config()
   c.model.update(num_layers=4, d_model=512, num_heads=4, num_kv_heads=4, mlp_dim=1024, remat="full")
   c.model.residual.name = residual
-  c.model.residual.block_attn_res.layers_per_block = 1
+  for name in ("block_attn_res", "delta_block_attn_res"):
+    c.model.residual[name].layers_per_block = 1
   c.data.seq_len = 1024
   c.data.tokenizer.vocab_size = 8192
   c.train.update(batch_size=8, microbatches=1)
