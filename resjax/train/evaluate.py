@@ -12,8 +12,8 @@ from resjax.data import Batch as HostBatch
 from resjax.data import DatasetSummary, evaluation_batches, task_of
 from resjax.data.synthetic import Task, by_level
 from resjax.models import LossSums
+from resjax.train.gradients import Batch
 from resjax.train.metrics import bits_per_byte
-from resjax.train.step import Batch
 
 SPLIT = "validation"  # the split that runs in progress are evaluated on
 

@@ -16,11 +16,12 @@ from resjax.base.records import Ledger, Progress
 from resjax.data import TextDigest
 from resjax.train import common_start, compilation, loop, optim, program
 from resjax.train.end_of_run import finish
+from resjax.train.gradients import Batch
 from resjax.train.program import Program
 from resjax.train.recorder import Recorder
 from resjax.train.runs import host_memory, lineage, same_program, workdir
 from resjax.train.runs.config import Run
-from resjax.train.step import Batch, Metrics, step_function
+from resjax.train.step import Metrics, step_function
 from resjax.train.trainer import Trainer
 
 

@@ -13,7 +13,7 @@ from resjax.train import experiment, program
 
 ROOT = Path(__file__).parents[2]
 # Combinator, mark of its own lines in the document, most calls.
-SYSTEMS = [("standard", "c", 11), ("block_attn_res", "b", 13)]
+SYSTEMS = [("standard", "c", 11), ("block_attn_res", "b", 14)]
 
 
 @pytest.mark.parametrize("microbatches, remat", [(1, "none"), (2, "full")])

@@ -16,7 +16,7 @@ from resjax.base.sharding import Layout
 from resjax.models import LossSums
 from resjax.models.model_def import ModelDef
 from resjax.testing.compare import assert_close
-from resjax.train import experiment, step
+from resjax.train import experiment, gradients, step
 from resjax.train.state import init_state
 from tests.base.sharding.equivalence_test import batch, config
 from tests.helpers import layouts, walks
@@ -66,7 +66,7 @@ def step_of(name, layout, microbatches):
 
 @pytest.mark.parametrize("name, rules", walk())
 def test_microbatches_of_copies_are_those_of_one_device(name, rules, monkeypatch):
-  monkeypatch.setattr(step, "loss_sums", wide_sums)
+  monkeypatch.setattr(gradients, "loss_sums", wide_sums)
   mesh = MESHES[rules]
   layout = layouts.layout(rules, devices=jax.devices()[: np.prod([*mesh.values()])], **mesh)
   with jax.enable_x64(True):

@@ -9,8 +9,7 @@ import pytest
 
 from configs import tiny
 from resjax.models.model_def import ModelDef
-from resjax.train import experiment, guard, optim
-from resjax.train import step as step_module
+from resjax.train import experiment, gradients, guard, optim
 from resjax.train.guard import GuardState
 from resjax.train.runs.config import MAX_SPIKE_WINDOW, HealthConfig
 from resjax.train.state import abstract_state, init_state
@@ -178,7 +177,7 @@ class Trainer:
     self.optimizer = optim.make_optimizer(run.optim, 100)
     schedule = optim.schedule(run.optim, 100)
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(step_module, "loss_sums", poisoned(step_module.loss_sums))
+      patch.setattr(gradients, "loss_sums", poisoned(gradients.loss_sums))
       step = make_train_step(self.model, self.optimizer, schedule, config, health)
       abstract = abstract_state(self.model, self.optimizer)
       self.lowered = step.lower(abstract, self.rows(0))

@@ -92,7 +92,7 @@ def rearranged(decoder: Decoder, order: Array, keep: Array) -> Decoder:
   elif isinstance(inner, AttnRes | BlockAttnRes):
     changed = with_path(decoder, _Sources(_with_boundaries(inner, order), keep))
   else:
-    changed = with_path(decoder, _Mixes(inner, keep))
+    changed = with_path(decoder, _WithoutLayers(inner, keep))
   graphdef, layers = nnx.split(changed.layers)
   changed.layers = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[order], layers))
   return changed
@@ -225,21 +225,33 @@ class _Carried(WrappedPath):
     return jnp.broadcast_to(_eye(shape) if found is None else found, shape)
 
 
-class _Sources(WrappedPath):
-  """Attention residuals without the sources of layers that are left out, in a Python loop.
-
-  A read sees an array with all sources that are there, in their order, and their number.
+class _WithoutLayers(WrappedPath):
+  """A path to which the sublayers of layers that are left out write zero, in a Python loop.
 
   Args:
-    inner: the combinator.
+    inner: any combinator.
     keep: whether a layer runs [L].
   """
 
-  inner: AttnRes | BlockAttnRes
-
-  def __init__(self, inner: AttnRes | BlockAttnRes, keep: Array):
+  def __init__(self, inner: Combinator, keep: Array):
     super().__init__(inner)
     self.keep = nnx.Variable(keep)
+
+  def write(
+    self, state: PyTree, layer: Layer, site: str, out: Array, *,
+    normed: Views | None = None, tape: Any = None,
+  ) -> PyTree:  # fmt: skip
+    out = jnp.where(self.keep[...][layer], out, 0)
+    return super().write(state, layer, site, out, normed=normed, tape=tape)
+
+
+class _Sources(_WithoutLayers):
+  """Attention residuals, without the sources of layers that are left out.
+
+  A read sees an array with all sources that are there, in their order, and their number.
+  """
+
+  inner: AttnRes | BlockAttnRes
 
   def read(self, state: DepthState, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape is the state."""
@@ -255,13 +267,6 @@ class _Sources(WrappedPath):
     if boundary and layer:
       views = {name: self._next(layer, view, newest) for name, view in views.items()}
     return views, state
-
-  def write(
-    self, state: DepthState, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> DepthState:  # fmt: skip
-    out = jnp.where(self.keep[...][layer], out, 0)
-    return super().write(state, layer, site, out, normed=normed, tape=tape)
 
   def final(self, state: DepthState) -> Array:
     bank, count = self._present(state, self.num_layers, self.sites[0])
@@ -296,21 +301,6 @@ class _Sources(WrappedPath):
 def _of_bank(bank: Array, count: Array, running: PyTree = None) -> DepthState:
   """Returns a state whose sources are the first `count` of a bank [N, B, T, D]."""
   return DepthState(Sources((), bank, count), running)
-
-
-class _Mixes(WrappedPath):
-  """A path to which the sublayers of layers that are left out write zero, in a Python loop."""
-
-  def __init__(self, inner: Combinator, keep: Array):
-    super().__init__(inner)
-    self.keep = nnx.Variable(keep)
-
-  def write(
-    self, state: PyTree, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> PyTree:  # fmt: skip
-    out = jnp.where(self.keep[...][layer], out, 0)
-    return super().write(state, layer, site, out, normed=normed, tape=tape)
 
 
 def _with_boundaries(inner: AttnRes | BlockAttnRes, order: Array) -> AttnRes | BlockAttnRes:

@@ -160,10 +160,7 @@ def _unmix_kernel(eps: float, refs: call.Refs) -> None:
 
   def token_backward(step: Array, _: None) -> None:
     token = ring.token(step)  # its numbers are loaded while its rows arrive
-    weights, read = (
-      row_ops.numbers_of(inputs.weights, token),
-      row_ops.numbers_of(inputs.read, token),
-    )
+    weights, read = (row_ops.numbers_of(of, token) for of in (inputs.weights, inputs.read))
     for position in range(len(rows)):
       ring.wait(step, position)
     factors = _rewrite(inputs, refs.outputs, weights, read, ring, refs.sums, step, eps)

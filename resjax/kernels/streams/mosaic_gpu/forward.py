@@ -123,10 +123,7 @@ def _kernel(eps: float, refs: call.Refs) -> None:
 
   def token_forward(step: Array, _: None) -> None:
     token = ring.token(step)  # its numbers are loaded while its rows arrive
-    weights, read = (
-      row_ops.numbers_of(inputs.weights, token),
-      row_ops.numbers_of(inputs.read, token),
-    )
+    weights, read = (row_ops.numbers_of(of, token) for of in (inputs.weights, inputs.read))
     for position in range(len(streams)):
       ring.wait(step, position)
     if weights:
