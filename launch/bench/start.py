@@ -3,9 +3,9 @@
   resjax bench start                        (this checkout)
   resjax bench start --other=../before      (another checkout of the repository, in turn)
 
-Each sample is a whole process of `resjax train --config=tiny`, from its start until the record of
-the run says that its first step is taken: with nothing there, then with the data, then with the
-compiled programs of the run before, too. `analyze` is all of `resjax analyze` for such a run of one
+Each sample is a whole process of `resjax train --config=tiny`, from its start until the run has
+recorded a step: with nothing there, then with the data, then with the compiled programs of the run
+before, too. `analyze` is all of `resjax analyze` for such a run of one
 step. Seconds are those of the wall and those of all cores together, which other programs disturb
 less. The command prints the medians as one JSON object, and writes it to --out.
 """
@@ -21,8 +21,8 @@ from absl import flags
 
 from launch.bench import whole_process
 from launch.bench.report import write_report
+from resjax.base.records import METRICS_FILE, read_metrics
 from resjax.cli import command
-from resjax.train.runs import workdir
 
 _OTHER = flags.DEFINE_string("other", "", "Folder of another checkout, whose turn comes too.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Samples of each kind.", lower_bound=1)
@@ -78,13 +78,13 @@ def _samples(checkout: Path, place: Path) -> dict[str, tuple[float, float]]:
 
 def _train(place: Path, run: Path) -> list[str]:
   return ["train", f"--config={_CONFIG.value}", f"--config.data.root={place}/data",
-          f"--config.workdir={run}"]  # fmt: skip
+          f"--config.workdir={run}", "--config.train.log_every=1"]  # fmt: skip
 
 
 def _run(
   checkout: Path, programs: Path, words: Sequence[str], run: Path | None
 ) -> tuple[float, float]:
-  """Runs a command to its end, or until the first step of a run is taken.
+  """Runs a command to its end, or until a run has recorded a step.
 
   Returns:
     Seconds of the wall, and of all cores together.
@@ -104,8 +104,9 @@ def _run(
 
 
 def _has_begun(run: Path) -> bool:
-  """Returns whether the record of a run says that a step is taken."""
-  return workdir.begun(workdir.place(str(run))) is not None
+  """Returns whether a run has recorded a step, which every checkout does alike."""
+  path = run / METRICS_FILE
+  return path.exists() and any(row["step"] > 0 for row in read_metrics(path))
 
 
 if __name__ == "__main__":
