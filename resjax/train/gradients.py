@@ -20,9 +20,11 @@ Gradient = Callable[[PyTree, Batch], tuple[PyTree, Sums]]
 
 
 def batch_gradient(model: ModelDef, config: TrainConfig) -> Gradient:
-  """Returns find(params, batch) -> (gradient of the sum of the objective, sums).
+  """Returns find(params, batch) -> (gradients, sums), of a batch of rows [B, T].
 
-  Gradients are split as moments are. See `resjax.train.step.step_function` for the objective.
+  The objective is Σ (nats + z_loss · z) over tokens. Routers of experts add router_balance_loss ·
+  balance + router_z_loss · z for each of them, means over their layers, where the loads that
+  `balance` multiplies are those of a microbatch on all devices. Gradients are split as moments are.
   """
   find, keep = _gradient(model, config), functools.partial(split_as_moments, model)
   layout, own = model.layout, tuple[int, ...]()

@@ -57,12 +57,9 @@ def step_function(
   Where `Layout.moments` splits moments over more devices than parameters, each device updates the
   part whose moments it has, and updated parameters are gathered once.
 
-  The objective is Σ (nats + z_loss · z) / Σ tokens over the whole batch: with microbatches the
-  sums are accumulated and divided once, so that a token weighs the same in every microbatch.
-  Routers of experts add router_balance_loss · balance + router_z_loss · z to Σ, means over their
-  layers, where the loads that `balance` multiplies are those of a microbatch on all devices.
-  Selection biases get no gradient: after the update they take a step against the load of the whole
-  batch (`balanced`).
+  The gradient is that of `batch_gradient` over the batch's tokens, by which sums are divided once:
+  a token weighs the same in every microbatch. Selection biases of experts get none; after the
+  update they take a step against the load of the whole batch (`balanced`).
 
   A step that `health` does not let through leaves parameters, moments and the optimizer's counts
   as they are, bit by bit. The metrics are `sums`, `routing` (None without experts) and `grad_norm`
@@ -76,7 +73,6 @@ def step_function(
     config: the settings of the loss and of microbatches.
     health: tells which steps are skipped; None: no step is.
   """
-
   find = batch_gradient(model, config)
 
   def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
