@@ -18,7 +18,8 @@ SAVES = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.2), print("saved", flush=True), sys.exit(0)))
 print("up", flush=True)
-time.sleep(60)
+while True:  # in short naps: a signal just before a sleep begins is handled only when it ends
+  time.sleep(0.05)
 """
 
 
