@@ -196,12 +196,14 @@ def _forward(
   """Runs both loops; if `keeps`, also returns the residuals of every layer for the reverse pass."""
   bank, kept = make_bank(sources, loops.sizes.bank), []
   for segment in loops.sizes.segments():
-    structures: list[Any] = []  # of what is kept of a layer; the loops carry its leaves
-    run_block = partial(_run_block, keeps, loops, segment, arrays, structures)
+    traces: list[tuple[Any, list[Any]]] = []
+    run_block = partial(_run_block, keeps, loops, segment, arrays, traces)
     shapes = jax.eval_shape(run_block, jnp.int32(0), (bank, running, None))[2]
     stacks = [_empty(row, segment.num_layers) for row in shapes]
     bank, running, stacks = lax.fori_loop(0, segment.num_blocks, run_block, (bank, running, stacks))
-    kept.append(jax.tree.unflatten(structures[-1], stacks))
+    leaves = iter(stacks)
+    whole = [next(leaves) if constant is None else constant for constant in traces[0][1]]
+    kept.append(jax.tree.unflatten(traces[-1][0], whole))
   found = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(found for _, found in kept))
   return (bank, running, found), ([vjp for vjp, _ in kept], bank, arrays)
 
@@ -211,7 +213,7 @@ def _run_block(
   loops: _Loops,
   segment: _Segment,
   arrays: _Arrays,
-  structures: list[Any],
+  traces: list[tuple[Any, list[Any]]],
   block: Array,
   carry: PyTree,
 ) -> tuple[Array, PyTree, list[Array]]:
@@ -222,8 +224,8 @@ def _run_block(
     loops: what to run.
     segment: the blocks to which this one belongs.
     arrays: what the layers read.
-    structures: is filled with the pytree structure of a layer's residuals; the stacks are its
-      leaves.
+    traces: is filled, for every trace of a layer, with the pytree structure of its residuals and
+      those of them that no loop changes, None for others; the stacks are the others of the first.
     block: the number of the block in its segment.
     carry: the bank, `running`, and the stacks; with None in place of these one layer is run.
 
@@ -248,7 +250,8 @@ def _run_block(
     else:
       (_, _, recent, running), found = step(*arguments)
     leaves, structure = jax.tree.flatten((vjp, found))
-    structures.append(structure)
+    traces.append((structure, _constants(vjp, found)))
+    leaves = [leaf for leaf, same in zip(leaves, traces[0][1], strict=True) if same is None]
     if stacks is None:
       return recent, running, leaves
     new = [leaf[None] for leaf in leaves]
@@ -265,6 +268,29 @@ def _run_block(
     # it is there, all of the bank would have to be copied first.
     appended, running = lax.optimization_barrier((appended, running))
   return store(bank, num_valid, appended), running, stacks
+
+
+@jax.tree_util.register_static
+class _Constant:
+  """A constant of the program, the same for all layers: no leaf, so that it is not stacked."""
+
+  def __init__(self, value: Any):
+    self.value = value
+
+
+def _constants(vjp: Any, found: PyTree) -> list[Any]:
+  """Returns the constants among the leaves of what is kept of a layer, None for others."""
+  kept = jax.tree.leaves(vjp)
+  constants = [None if isinstance(leaf, jax.core.Tracer) else _Constant(leaf) for leaf in kept]
+  return constants + [None] * len(jax.tree.leaves(found))
+
+
+def _with_constants(vjp: Any) -> Any:
+  """Returns what is kept of a layer with the constants as leaves."""
+  return jax.tree.map(
+    lambda a: a.value if isinstance(a, _Constant) else a, vjp,
+    is_leaf=lambda a: isinstance(a, _Constant),
+  )  # fmt: skip
 
 
 class _Collected(NamedTuple):
@@ -338,7 +364,7 @@ def _reverse_block(
   def reverse_layer(k: Array, carry: PyTree) -> PyTree:
     d_recent, d_opened, d = carry
     i = jnp.int32(first + segment.length - 1 - k)
-    vjp = _row(vjps, i - segment.first_layer)
+    vjp = _with_constants(_row(vjps, i - segment.first_layer))
     vjp.args_res[0], vjp.args_res[1] = bank, opened
     vjp.args_res[3], vjp.args_res[4] = arrays.shared, _row(arrays.stack, i)
     # The cotangents of slots that the layer could not read stay as later layers left them; the
@@ -418,8 +444,5 @@ def _by_type(context: PyTree) -> tuple[PyTree, PyTree]:
 
 def _merged(smooth: PyTree, constant: PyTree) -> PyTree:
   """Returns what `_by_type` split."""
-
-  def either(a: Array | None, b: Array | None) -> Array | None:
-    return b if a is None else a
-
-  return jax.tree.map(either, smooth, constant, is_leaf=lambda a: a is None)
+  parts = smooth, constant
+  return jax.tree.map(lambda a, b: b if a is None else a, *parts, is_leaf=lambda a: a is None)

@@ -31,6 +31,34 @@ def test_the_embedding_is_kept_once_and_not_once_per_layer():
   assert x0 - standard < 8 * stream
 
 
+@walks.names("denseformer", among=("denseformer", "deep_cross_attention", "muddformer"))
+def test_tables_of_all_layers_are_kept_once_and_not_once_per_layer(name):
+  made = toy.build(name, {})
+
+  def kept(layers, x):
+    return jax.vjp(functools.partial(depth.run, made, branch=toy.branch, remat="full"), layers, x)[
+      1
+    ]
+
+  leaves = jax.tree.leaves(jax.eval_shape(kept, toy.layers(), jnp.asarray(toy.embeddings())))
+  assert len(leaves) > toy.L
+  assert not [a.shape for a in leaves if a.shape[:1] == a.shape[1:2] == (toy.L,)]
+  assert not [a.shape for a in leaves if a.shape[:2] == (toy.L, toy.L + 1)]
+
+
+@walks.names("denseformer", among=("denseformer", "block_attn_res"))
+def test_loops_that_are_not_compiled_have_the_same_gradients(name):
+  made = toy.build(name, {})
+
+  def total(layers, x):
+    return (depth.run(made, layers, x, toy.branch, remat="full") ** 2).sum()
+
+  arguments = toy.layers(), jnp.asarray(toy.embeddings())
+  want = jax.grad(total)(*arguments)
+  with jax.disable_jit():
+    assert_close(jax.grad(total)(*arguments), want, 1e-5)
+
+
 @pytest.mark.parametrize("unroll", [False, True])
 @pytest.mark.parametrize("name", ["standard", "gate", "attn_res", "block_attn_res"])
 def test_wrong_number_of_layers_is_refused(name, unroll):

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from resjax.models import losses
-from tests.helpers import xla
+from tests.helpers import jaxprs, xla
 
 EPS = np.finfo(np.float32).eps
 FIELDS = ("nats", "z", "tokens", "bytes", "correct")
@@ -152,24 +152,12 @@ def test_bfloat16_products_keep_an_fp32_head_gradient():
   assert np.linalg.norm(many - one) / norm < EPS * np.sqrt(512)
 
 
-def sub_jaxprs(jaxpr):
-  for eqn in jaxpr.eqns:
-    for leaf in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "eqns")):
-      inner = getattr(leaf, "jaxpr", leaf)
-      if hasattr(inner, "eqns"):
-        yield inner
-
-
 def test_all_logits_never_exist():
   hidden, head, targets, weights = example(rows=(4,), tokens=64, width=8, vocab=300)
 
   def largest(f):
-    jaxprs, sizes = [jax.make_jaxpr(jax.grad(f, (0, 1)))(hidden, head, targets, weights).jaxpr], []
-    while jaxprs:
-      jaxpr = jaxprs.pop()
-      sizes += [v.aval.size for e in jaxpr.eqns for v in e.outvars]
-      jaxprs += sub_jaxprs(jaxpr)
-    return max(sizes)
+    traced = jax.make_jaxpr(jax.grad(f, (0, 1)))(hidden, head, targets, weights)
+    return max(v.aval.size for e in jaxprs.equations(traced.jaxpr) for v in e.outvars)
 
   assert largest(reference) == 4 * 64 * 300
   assert largest(functools.partial(chunked, chunk_size=32)) == 4 * 8 * 300
