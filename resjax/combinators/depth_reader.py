@@ -148,11 +148,7 @@ class DepthReader(SourceMixer):
     return self._attend_with(self._reader(layer, site, view), sources, last_valid, norm)
 
   def _attend_with(
-    self,
-    reader: Reader,
-    sources: Sources,
-    last_valid: Flag = True,
-    norm: PreNorm | None = None,
+    self, reader: Reader, sources: Sources, last_valid: Flag = True, norm: PreNorm | None = None
   ) -> Any:
     if self.scores.plain:
       h = self.scores.read(reader, sources, last_valid)
@@ -184,12 +180,7 @@ class DepthReader(SourceMixer):
     return self.scores.plain
 
   def _merged(
-    self,
-    state: DepthState,
-    layer: Layer,
-    site: str,
-    norm: PreNorm | None = None,
-    view: str = "x",
+    self, state: DepthState, layer: Layer, site: str, norm: PreNorm | None = None, view: str = "x"
   ) -> tuple[Array, DepthState]:
     """Returns what `_attend` would, where all reads of complete sources opened the block.
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from resjax.base import Array, wide_dtype
 from resjax.base.sharding import laid_out
 from resjax.combinators.numerics import recomputed
-from resjax.kernels import sum_of_products
+from resjax.kernels import repeated, sum_of_products
 
 
 @recomputed
@@ -29,8 +29,8 @@ def expand(
   """
   known = after(past, x).astype(wide_dtype(x))
   filters = filters[:, :, None, None]
-  terms = [row * shift(known, steps, segment_ids)[None] for steps, row in enumerate(filters)]
-  y = functools.reduce(jnp.add, terms)
+  moved = (repeated(shift(known, s, segment_ids), filters.shape[1]) for s in range(len(filters)))
+  y = functools.reduce(jnp.add, map(jnp.multiply, filters, moved))
   return y[..., known.shape[-2] - x.shape[-2] :, :].astype(x.dtype)
 
 

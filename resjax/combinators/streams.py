@@ -21,7 +21,7 @@ from resjax.combinators.base import (
   Views,
 )
 from resjax.combinators.checks import check_choice, check_option
-from resjax.kernels import IMPLEMENTATIONS
+from resjax.kernels import IMPLEMENTATIONS, repeated
 from resjax.kernels.streams import (
   Coefficients,
   Pending,
@@ -101,7 +101,7 @@ class ResidualStreams(Combinator):
     return stream_coefficients(state, *self.reading(layer, site))
 
   def init(self, x: Stream, tokens: TokenContext | None = None) -> Pending:
-    return self.settled(jnp.broadcast_to(x, (self.num_streams, *x.shape)))
+    return self.settled(repeated(x, self.num_streams))
 
   def settled(self, streams: Streams) -> Pending:
     """Returns the state that has these streams, and no write that waits."""

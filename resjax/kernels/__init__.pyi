@@ -6,4 +6,5 @@ from . import self_attention as self_attention
 from . import streams as streams
 from .operation import IMPLEMENTATIONS as IMPLEMENTATIONS
 from .operation import LANES as LANES
+from .sums import repeated as repeated
 from .sums import sum_of_products as sum_of_products

@@ -1,4 +1,4 @@
-"""Sums over few arrays of one shape."""
+"""Sums over few arrays of one shape, and copies of an array, whose cotangent is such a sum."""
 
 import operator
 from functools import partial, reduce
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Num
 
-from resjax.base import Array, wider
+from resjax.base import Array, wide_dtype, wider
 
 _FEW = 32
 
@@ -30,9 +30,18 @@ def sum_of_products(weights: Num[Array, "N ..."], values: Num[Array, "N ..."]) -
   """
   dtype = wider(weights.dtype, values.dtype)
   weights, values = weights.astype(dtype), values.astype(dtype)
-  if len(values) > _FEW:
-    return _reduced(weights, values)
-  return lax.platform_dependent(weights, values, cpu=_added, default=_reduced)
+  cpu = _added if len(values) <= _FEW else _reduced
+  return lax.platform_dependent(weights, values, cpu=cpu, default=_reduced)
+
+
+def repeated(x: Num[Array, "..."], count: int) -> Num[Array, "N ..."]:
+  """Returns x `count` times along a new first axis, a copy for each stream.
+
+  It is a broadcast whose cotangents, whatever their dtype, add up as `sum_of_products` does.
+  """
+  few = {"cpu": lambda x: jnp.stack([x] * count)} if count <= _FEW else {}
+  broadcast = partial(jnp.broadcast_to, shape=(count, *x.shape))
+  return lax.platform_dependent(x.astype(wide_dtype(x)), default=broadcast, **few).astype(x.dtype)
 
 
 def _added(weights: Array, values: Array) -> Array:

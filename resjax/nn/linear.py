@@ -327,8 +327,8 @@ def _affine_backward(form: _Form, saved: _Saved, grad: Array) -> tuple[Array, Ar
   d_kernel = lax.dot_general(
     x, joined, ((rows, rows), ((), ())), form.precision, wide, out_sharding=whole()
   )
-  d_bias = None if bias is None else jnp.sum(joined, rows, wide)
-  return d_x, cotangent(d_kernel.reshape(kernel.shape), kernel), cotangent(d_bias, bias)
+  d_bias = None if bias is None else cotangent(jnp.sum(joined, rows, wide), bias)
+  return d_x, cotangent(d_kernel.reshape(kernel.shape), kernel), d_bias
 
 
 _affine.defvjp(_affine_forward, _affine_backward)

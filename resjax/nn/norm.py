@@ -44,13 +44,7 @@ Norm = nnx.RMSNorm | nnx.LayerNorm | Identity
 
 
 def make_norm(
-  name: str,
-  width: int,
-  *,
-  eps: float,
-  bias: bool,
-  dtype: jax.typing.DTypeLike,
-  rngs: nnx.Rngs,
+  name: str, width: int, *, eps: float, bias: bool, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
 ) -> Norm:
   """Returns a norm of the last axis with a learned gain, one at init; statistics in float32.
 

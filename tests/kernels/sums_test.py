@@ -1,11 +1,13 @@
-"""Sums of products over a first axis: values and derivatives, and how platforms take them."""
+"""Sums over a first axis, and copies along it: values, derivatives, how platforms take them."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from resjax.kernels.sums import sum_of_products
+from resjax.kernels.sums import repeated, sum_of_products
 from resjax.testing.compare import assert_close
 from tests.helpers.gpus import lowered
 
@@ -50,3 +52,25 @@ def test_a_cpu_adds_few_terms_and_others_reduce(platform, count, reduces):
   assert ("stablehlo.slice" in text) != reduces
   grad = jax.grad(lambda v: jnp.sum(jnp.sin(sum_of_products(weights, v))))
   assert ("stablehlo.concatenate" in lowered(grad, values, platform=platform)) != reduces
+
+
+@pytest.mark.parametrize(
+  ("platform", "count", "reduces"),
+  [("cpu", 32, False), ("cpu", 33, True), ("tpu", 3, True), ("cuda", 3, True)],
+)
+def test_copies_are_a_broadcast_and_add_their_cotangents(platform, count, reduces):
+  cotangent = jnp.float32(RNG.normal(size=(count, 4, 6)))
+
+  def d_copied(copy, x, cotangent):
+    return jax.vjp(copy, x)[1](cotangent.astype(x.dtype))[0]
+
+  grad = functools.partial(d_copied, lambda x: repeated(x, count))
+  x = jnp.float32(VALUES[0])
+  assert ("stablehlo.reduce" in lowered(grad, x, cotangent, platform=platform)) == reduces
+  for dtype in (jnp.float32, jnp.bfloat16):
+    x = x.astype(dtype)
+    np.testing.assert_array_equal(repeated(x, count), np.broadcast_to(x, (count, 4, 6)))
+    exact = np.sum(np.float64(cotangent.astype(dtype)), axis=0)
+    # bfloat16 is rounded at the end alone, by half of eps at most.
+    rounding = {jnp.float32: 4e-7, jnp.bfloat16: 2.0**-8}[dtype]
+    assert_close(np.float64(grad(x, cotangent)), exact, rounding)

@@ -1,6 +1,7 @@
 """Routers in a training step: their losses, their biases, and what the log says of them."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -24,10 +25,11 @@ RATE = 0.125
 pytestmark = pytest.mark.usefixtures("without_promotion")
 
 
-def setup(health=False, **train):
+@functools.cache  # each compiles a step
+def setup(**train):
   c = moe_tiny.get_config()
   c.model.update(num_layers=3, d_model=32, mlp_dim=64)
-  c.model.residual.block_attn_res.layers_per_block = 2
+  c.model.residual.name = "standard"
   c.model.moe.update(num_experts=4, expert_dim=16, first_dense=1, selection_bias=True)
   c.data.seq_len = step_test.T
   c.train.update(batch_size=step_test.B, loss_chunk=32, router_bias_rate=RATE)

@@ -5,7 +5,7 @@ whose cotangents must have the types of its arguments, and where a product or re
 Under Auto axes, and without a mesh, all functions here do nothing.
 """
 
-from typing import Any, overload
+from typing import Any
 
 import jax
 from jax import lax
@@ -14,21 +14,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from resjax.base.typing import Array
 
 
-@overload
-def cotangent(d: Array, x: Array) -> Array: ...
-
-
-@overload
-def cotangent(d: Array | None, x: Array | None) -> Array | None: ...
-
-
-def cotangent(d: Array | None, x: Array | None) -> Array | None:
-  """Returns a cotangent in the type of x: its dtype, and how it lies; None where there is no x.
+def cotangent(d: Array, x: Array) -> Array:
+  """Returns a cotangent d [...] in the type of x [...]: its dtype, and how it lies.
 
   Where devices see other parts of d but one x (Manual axes), their cotangents are added.
   """
-  if d is None or x is None:
-    return None
   parts = _varying(d) - _varying(x)
   if parts:
     d = lax.psum(d, tuple(sorted(parts)))

@@ -16,6 +16,7 @@ from resjax.combinators.checks import check_flag, check_option
 from resjax.combinators.delta_cache import DeltaCache
 from resjax.combinators.numerics import Number, project, recomputed
 from resjax.combinators.short_conv import expand, pool
+from resjax.kernels import repeated
 
 COMPRESSORS = ("none", "channel", "token")
 VALUES = ("linear", "sigmoid")
@@ -184,7 +185,7 @@ class DeepDelta(Combinator):
     if cache is not None:
       new = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
       segment_ids = jnp.concatenate([cache.segment_ids, new], axis=1)
-    stream = jnp.broadcast_to(x, (self.value_width, *x.shape))
+    stream = repeated(x, self.value_width)
     if self.embedding_expansion:
       past = None if cache is None else cache.embeddings
       stream = expand(x, self.expand[...], segment_ids, past)
@@ -209,18 +210,15 @@ class DeepDelta(Combinator):
     if normed is None or tape is None:
       raise ValueError("combinator 'deep_delta' needs write(..., normed=views, tape=tape)")
     context = normed["x"]
-    hidden = context
-    if self.beta_hidden:
-      hidden = _hidden(context, self._row(self.beta_in, layer, site))
-    beta = _strength(
-      hidden, *(self._row(p, layer, site) for p in (self.beta_weight, self.beta_bias))
-    )
+    hidden = _hidden(context, self._row(self.beta_in, layer, site)) if self.beta_hidden else context
+    rows = (self._row(p, layer, site) for p in (self.beta_weight, self.beta_bias))
+    beta = _strength(hidden, *rows)
     value = self._value(layer, site, context, tape)
     x = delta_update(state.x, out, beta, value, self.eps)
     cache = state.cache
     if cache is not None and state.segment_ids is not None:
-      counts = cache.counts(state.segment_ids)
-      cache = cache.with_read(self._sublayer(layer, site), state.x, counts)
+      number = self._sublayer(layer, site)
+      cache = cache.with_read(number, state.x, cache.counts(state.segment_ids))
     return DeltaState(x, state.segment_ids, cache)
 
   def final(self, state: DeltaState) -> Stream:
@@ -315,6 +313,6 @@ def delta_update(
   wide = wide_dtype(x)
   direction, stream = out.astype(wide), x.astype(wide)
   square = jnp.sum(direction * direction, axis=-1, keepdims=True)
-  k = aligned(direction * lax.rsqrt(square + eps**2), stream)
+  k = repeated(direction * lax.rsqrt(square + eps**2), len(stream))
   held = jnp.sum(k * stream, axis=-1, keepdims=True)
   return (stream + aligned(beta, stream) * (value - held) * k).astype(x.dtype)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
-from resjax.base import Array
+from resjax.base import Array, wide_dtype
 from resjax.combinators.base import OUTPUT, Combinator, Layer, Stream, Streams, TokenContext, Views
 from resjax.combinators.checks import check_choice, check_flag, check_option
-from resjax.combinators.numerics import scaled_add
-from resjax.kernels import IMPLEMENTATIONS
+from resjax.combinators.numerics import recomputed
+from resjax.kernels import IMPLEMENTATIONS, repeated
 from resjax.kernels.gated_streams import gated_read
 
 _INITS = ("neutral", "published")
@@ -102,7 +102,7 @@ class GatedResidual(Combinator):
     self.final_up = draw(small, (num_streams, *up), (None, None, "embed_param"))
 
   def init(self, x: Stream, tokens: TokenContext | None = None) -> Streams:
-    return jnp.broadcast_to(x, (self.num_streams, *x.shape))
+    return repeated(x, self.num_streams)
 
   def read(self, state: Streams, layer: Layer, site: str) -> tuple[Views, Any]:
     """See `Combinator.read`. The tape holds the streams that are read, and g [R, ...]."""
@@ -117,8 +117,7 @@ class GatedResidual(Combinator):
     normed: Views | None = None, tape: Any = None,
   ) -> Streams:  # fmt: skip
     """See `Combinator.write`. It needs the tape."""
-    streams, shares = tape
-    return scaled_add(shares[..., None], out, streams)
+    return _written(*tape, out)
 
   def final(self, state: Streams) -> Stream:
     parameters = (self.final_gain, self.final_down, self.final_up)
@@ -153,3 +152,11 @@ def _matrix(
 ) -> nnx.Param[Array]:
   init = nnx.initializers.normal(std) if std else nnx.initializers.zeros
   return nnx.Param(init(rngs.params(), shape), axes=axes)
+
+
+@recomputed  # or R copies of the output would be kept
+def _written(streams: Streams, shares: Float[Array, "R ..."], out: Stream) -> Streams:
+  """Returns H_s + g_s f [R, ..., D]."""
+  wide = streams.astype(wide_dtype(streams))
+  out = repeated(out.astype(wide.dtype), len(wide))
+  return (shares[..., None] * out + wide).astype(streams.dtype)

@@ -12,6 +12,7 @@ from resjax.base import Array, wide_dtype
 from resjax.combinators.base import Combinator, Layer, Stream, Streams, TokenContext, Views
 from resjax.combinators.checks import check_choice, check_option
 from resjax.combinators.numerics import project, recomputed
+from resjax.kernels import repeated
 from resjax.kernels.depth_attention import Sources, depth_attention
 
 _GATES = ("competitive", "independent")
@@ -140,9 +141,9 @@ def _scores(eps: float, streams: Array, query: Array) -> Array:
 @recomputed
 def _moved(streams: Array, out: Array, gates: Array) -> Array:
   """Returns (1 - β_s) H_s + β_s f [R, ..., D]."""
-  wide = wide_dtype(streams)
-  gates = gates[..., None]
-  return ((1 - gates) * streams.astype(wide) + gates * out.astype(wide)[None]).astype(streams.dtype)
+  gates, wide = gates[..., None], streams.astype(wide_dtype(streams))
+  out = repeated(out.astype(wide.dtype), len(wide))
+  return ((1 - gates) * wide + gates * out).astype(streams.dtype)
 
 
 def _along(values: Array, like: Array) -> Array:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jaxtyping import Bool, Float
 
 from resjax.base import Array, PyTree
@@ -123,7 +124,7 @@ def _read_backward(
   d: Cotangents = DIRECT.backward(read, operands, stats, *cotangents)
   d_query = cotangent(d.query, operands.query)
   d_addend = d.recent[-1] if read.adds else None
-  d_scale = cotangent(d.out_norm_scale, operands.out_norm_scale)
+  d_scale = jax.tree.map(cotangent, d.out_norm_scale, operands.out_norm_scale)  # may be None
   return (Operands(d.bank, d.recent, None, d_query, d_addend, d_scale),)
 
 

@@ -300,7 +300,7 @@ def _merge_backward(
   others = out, stats, d_out, d_running, tuple(d_reads)
   d: MergeCotangents = MERGE.backward(read, operands, *others)
   d_query = cotangent(d.query, operands.query)
-  d_scale = cotangent(d.out_norm_scale, operands.out_norm_scale)
+  d_scale = jax.tree.map(cotangent, d.out_norm_scale, operands.out_norm_scale)  # may be None
   d_addend = d.running if read.adds else None
   return (MergeOperands(d.out, d.lse, d.running, None, d_query, d_addend, d_scale),)
 

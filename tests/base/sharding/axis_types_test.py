@@ -29,7 +29,10 @@ SPECS = {
 }
 # Of each way to have a derivative of one's own: by sources, by streams, by gates; and a shift.
 MECHANISMS = ("attn_res", "mhc", "gated_residual", "deep_delta")
-OPTIONS = {"deep_delta": {"compressor": "token"}}
+OPTIONS = {
+  "deep_delta": {"compressor": "token"},
+  "mhc": {"sinkhorn_iterations": 2, "num_streams": 2},
+}
 # Options that change the state.
 OTHERS = (("independent_hc", {"read_site": "previous", "head": "previous"}),)
 

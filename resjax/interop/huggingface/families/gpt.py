@@ -3,11 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from resjax.interop.huggingface.families.family import (
-  Family,
-  read_fields,
-  write_fields,
-)
+from resjax.interop.huggingface.families.family import Family, read_fields, write_fields
 from resjax.interop.huggingface.rope_settings import read_rope, rope_settings
 from resjax.interop.huggingface.settings import Settings
 from resjax.interop.huggingface.tensors import Part, Tensor
@@ -84,11 +80,7 @@ def _read_neox(settings: Settings) -> dict[str, Any]:
   # transformers 4 also writes these two under the names of other families, and does not read them.
   settings.expect("rope_theta", settings.take("rotary_emb_base", 10000))
   settings.expect("partial_rotary_factor", settings.take("rotary_pct", 0.25))
-  defaults = {
-    "layer_norm_eps": 1e-5,
-    "use_parallel_residual": True,
-    "tie_word_embeddings": False,
-  }
+  defaults = {"layer_norm_eps": 1e-5, "use_parallel_residual": True, "tie_word_embeddings": False}
   return _read_common(settings, _NEOX_NAMES, defaults) | {
     **read_rope(settings, fraction=0.25, names=("rotary_emb_base", "rotary_pct")),
     "mlp": settings.choose("hidden_act", "gelu", _ACTIVATIONS),
