@@ -72,9 +72,9 @@ class _Softmax(NamedTuple):
     total = faded * self.total + jnp.sum(e, axis=-1)
     return _Softmax(peak, total, faded * self.weighted + jnp.sum(e * x, axis=-1))
 
-  def normaliser(self) -> Array:
-    """Returns log Σ exp(logit)."""
-    return self.peak + jnp.log(self.total)
+  def nats(self, logit: Array) -> Array:
+    """Returns log Σ exp(logits) − logit, in which large logits do not round small differences."""
+    return (self.peak - logit) + jnp.log(self.total)
 
   def mean(self) -> Array:
     """Returns the mean of x under the prediction."""
@@ -196,7 +196,7 @@ class Lens:
 
       start = _Softmax.of_nothing(some.shape[:-1], wide_dtype(some))
       truth, lens = self._over_vocabulary(words, (start, start), inputs.head)
-      kl = truth.mean() - truth.normaliser() + lens.normaliser()
+      kl = truth.mean() + lens.nats(truth.peak) - truth.nats(truth.peak)
       return total + grouped(jnp.where(own[0] > 0, kl, 0.0), own), None
 
     shape = states.shape[0], *weights.shape[:2]
@@ -230,15 +230,16 @@ class Lens:
 
     start = _Softmax.of_nothing(origin.shape, origin.dtype), jnp.zeros(own.shape)
     softmax, above = self._over_vocabulary(words, start, head)
-    normaliser = softmax.normaliser()
-    found = {"entropy": normaliser - origin - softmax.mean()}
+    found = {"entropy": softmax.nats(origin) - softmax.mean()}
     for name, mine, count in zip(CANDIDATES, own, above, strict=True):
+      # The peak is the logit of a token that none is before, however it was rounded above.
+      nats = softmax.nats(jnp.where(count == 0, softmax.peak, mine))
       rank = 1.0 + jnp.where(jnp.isnan(mine), float(head.shape[1]), count)
       found |= {
         f"{name}_rank": rank,
         f"{name}_log_rank": jnp.log(rank),
-        f"{name}_probability": jnp.exp(mine - normaliser),
-        f"{name}_nats": normaliser - mine,
+        f"{name}_probability": jnp.exp(-nats),
+        f"{name}_nats": nats,
         f"{name}_first": (rank == 1).astype(rank.dtype),
       }
     return found

@@ -8,8 +8,8 @@ import scipy.special
 from flax import nnx
 
 from resjax.models.model_def import ModelDef
-from resjax.study.analysis.lens import PER_TOKEN, Lens
-from tests.helpers import decoders, layouts
+from resjax.study.analysis.lens import PER_TOKEN, Lens, _Softmax
+from tests.helpers import decoders, jaxprs, layouts
 
 B, T = 8, 4
 HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
@@ -31,17 +31,6 @@ def found(decoder, hidden, ids, words):
   return dict(zip(PER_TOKEN, values.sum(axis=(1, 2)) / (B * T), strict=True)), kl.sum(axis=(1, 2))
 
 
-def products(jaxpr):
-  """Yields the products of a program with everything that it calls."""
-  for equation in jaxpr.eqns:
-    if equation.primitive.name == "dot_general":
-      yield equation
-    for leaf in jax.tree.leaves(equation.params, is_leaf=lambda p: hasattr(p, "eqns")):
-      inner = getattr(leaf, "jaxpr", leaf)
-      if hasattr(inner, "eqns"):
-        yield from products(inner)
-
-
 @pytest.mark.parametrize(("dtype", "precision"), [("float32", HIGHEST), ("bfloat16", None)])
 def test_a_token_and_all_words_are_multiplied_with_one_precision(dtype, precision):
   """Which accelerators else choose by the size of a product; rounded factors lose nothing more."""
@@ -55,7 +44,8 @@ def test_a_token_and_all_words_are_multiplied_with_one_precision(dtype, precisio
   made = jax.make_jaxpr(sums)(jnp.ones((B, T, config.d_model), dtype))
   found = [
     one.params["precision"]
-    for one in products(made.jaxpr)
+    for one in jaxprs.equations(made.jaxpr)
+    if one.primitive.name == "dot_general"
     if one.invars[0].aval.dtype == dtype and config.d_model in one.invars[0].aval.shape
   ]
   assert found == [precision] * 2
@@ -88,6 +78,26 @@ def test_parts_of_the_vocabulary_give_what_all_of_it_gives(words, rules):
   for name, values in want.items():
     np.testing.assert_allclose(got[name], values.mean(), rtol=2e-6, err_msg=name)
   np.testing.assert_allclose(kl, [0, np.sum(p * (log_p - other))], rtol=2e-6, atol=1e-4)
+
+
+def test_the_best_token_is_certain_where_logits_are_large():
+  """As at the embedding of Gemma, where float32 rounds a logit of 1,000 by 6e-5."""
+  config = decoders.config(vocab_size=32, d_model=256)
+  decoder, rng = decoders.decoder(config), np.random.default_rng(0)
+  decoder.final_norm.scale[...] *= 1000
+  hidden = rng.normal(size=(B, T, config.d_model)).astype(np.float32)
+  logits = np.float64(decoder.final_norm(hidden)) @ np.float64(decoder.head).T
+  log_p = scipy.special.log_softmax(logits, axis=-1)
+  best = np.broadcast_to(np.argmax(logits, axis=-1), (3, B, T))
+  got, _ = found(decoder, hidden, best.astype(np.int32), 7)
+  np.testing.assert_allclose(got["next_probability"], np.exp(log_p.max(-1)).mean(), rtol=1e-6)
+
+
+def test_large_logits_round_no_nats():
+  logits = np.float32([1000.5, 1001, 1000.25])
+  sums = _Softmax.of_nothing((), jnp.float32).with_words(logits, logits, np.ones(3, bool))
+  want = scipy.special.logsumexp(np.float64(logits)) - 1000.5
+  np.testing.assert_allclose(sums.nats(logits[0]), want, rtol=1e-6)
 
 
 def test_no_token_has_a_good_rank_where_logits_are_nan():
