@@ -10,10 +10,7 @@ their number. With --topology one step is compiled for one device of that slice,
 traffic from and to main memory is counted. The command prints one JSON object; --out gets it too.
 """
 
-import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -105,10 +102,11 @@ def _microseconds(models: dict[str, ModelDef]) -> dict[str, float]:
   """Returns the median time of a step."""
   samplers = {name: _sampler(model) for name, model in models.items()}
   found = timing.interleaved(samplers, _REPEATS.value)
-  return {name: timing.summary(seconds)["median_ms"] * 1e3 for name, seconds in found.items()}
+  medians = {name: timing.summary(seconds)["median_ms"] for name, seconds in found.items()}
+  return {name: milliseconds * 1e3 / _STEPS.value for name, milliseconds in medians.items()}
 
 
-def _sampler(model: ModelDef) -> Callable[[], float]:
+def _sampler(model: ModelDef) -> timing.Sampler:
   @jax.jit
   def many(params: PyTree, start: tuple[Array, DecodeCache]) -> tuple[Array, DecodeCache]:
     return lax.fori_loop(0, _STEPS.value, lambda _, c: _step(model, params, *c), start)
@@ -118,14 +116,7 @@ def _sampler(model: ModelDef) -> Callable[[], float]:
   token, cache = _empty(model, _TOKENS.value + _STEPS.value)
   prompt = jnp.ones((_ROWS.value, _TOKENS.value), token.dtype)
   _, cache = jax.jit(lambda p: model.bind(p).decode(prompt, cache))(params)
-
-  def sample() -> float:
-    begin: Any = time.perf_counter()
-    jax.block_until_ready(many(params, (token, cache)))
-    return (time.perf_counter() - begin) / _STEPS.value
-
-  sample()  # compiles
-  return sample
+  return timing.wall(lambda: many(params, (token, cache)))
 
 
 if __name__ == "__main__":

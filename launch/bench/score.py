@@ -87,7 +87,7 @@ def _plain(decoder: Decoder) -> Callable[[], object]:
     hidden = model(batch["inputs"], batch["segment_ids"], batch["positions"])
     return loss_sums(model, hidden, batch, CHUNK).nats
 
-  return lambda: jax.block_until_ready([run(state, batch) for _ in range(_BATCHES.value)])
+  return lambda: [run(state, batch) for _ in range(_BATCHES.value)]
 
 
 def _text(decoder: Decoder) -> list[Scored]:

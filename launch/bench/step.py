@@ -2,14 +2,15 @@
 
   resjax bench step                                   (1.2B parameters, one 80 GB GPU)
   resjax bench step --model=gpt2_124m --rows=128 --microbatches=2
-  resjax bench step --model=tiny --residuals=standard,mhc --rows=8    (a CPU)
+  resjax bench step --model=tiny --residuals=standard,mhc,plain --rows=8    (a CPU)
   resjax bench step --layers=2 --d_model=128 --rows=1 --seq_len=64   (for trying it out)
 
 A step is a forward pass, a reverse pass and the optimizer on random tokens: of a dense decoder with
-the sizes of the flags, or of --model=NAME, the decoder of configs/NAME.py on one device. Both
-models are in memory at once, unless --residuals names one. A sample is the wall time of `--steps`
-consecutive steps over their number, which hides the time to launch them. The command prints one
-JSON object, and writes it to --out.
+the sizes of the flags, or of --model=NAME, the decoder of configs/NAME.py on one device. The name
+`plain` in --residuals is a minimal decoder of the same sizes in plain jnp. All models are in memory
+at once. A sample is the wall time of `--steps` consecutive steps over their number, which hides the
+time to launch them; `core_ms` is the time of all cores of this process instead. The command prints
+one JSON object, and writes it to --out.
 """
 
 import jax
@@ -68,7 +69,7 @@ def _dense(name: str) -> ConfigDict:
   # 8/3 D, rounded to the lanes of an accelerator: three matrices as large as the usual two.
   config.model.update(num_kv_heads=heads, mlp_dim=-(-_WIDTH.value * 8 // 3 // HEAD) * HEAD)
   config.model.remat = _REMAT.value
-  config.model.residual.name = name
+  config.model.residual.name = "standard" if name == timed_step.PLAIN else name
   config.model.residual.block_attn_res.layers_per_block = _PER_BLOCK.value
   config.data.seq_len = _LENGTH.value
   return config

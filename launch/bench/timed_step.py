@@ -1,7 +1,7 @@
 """Training steps on random tokens: how long several take in turn, and their kernels."""
 
 import importlib
-import time
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,19 +10,23 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from launch.bench import plain_decoder
 from launch.bench.kernels import timing
+from resjax.combinators import Combinator
 from resjax.models import training_flops_per_token
 from resjax.train import experiment, init_state, metrics, program
 from resjax.train.runs import Run
 
+PLAIN = "plain"  # no combinator, but the decoder of launch/bench/plain_decoder.py
 _NAMED = 120  # characters of a kernel's name that are kept
 _MOST = 60  # kernels of a step that are listed
+_UNITS = {"median_ms": "", "core_ms": ", time of cores"}
 
 
 def config_of(model: str, residual: str) -> ConfigDict:
   """Returns the config of configs/MODEL.py with another combinator, on all devices here."""
   config = importlib.import_module(f"configs.{model}").get_config()
-  config.model.residual.name = residual
+  config.model.residual.name = "standard" if residual == PLAIN else residual
   config.mesh.update(data=-1, fsdp=1)
   return config
 
@@ -42,28 +46,26 @@ def compare(runs: Mapping[str, Run], steps: int, repeats: int) -> dict[str, Any]
     repeats: number of samples of each.
 
   Returns:
-    Milliseconds and MFU of each, on a GPU its kernels, and the ratio of each other one to
-    `standard`.
+    Milliseconds of the clock and of all cores, and MFU of each, on a GPU its kernels, and the
+    ratios of each other one to `standard`.
   """
   launchers, facts = {}, {}
   for name, run in runs.items():
-    launchers[name], facts[name] = _stepper(run)
-  samplers = {name: _sampler(step, steps) for name, step in launchers.items()}
+    launchers[name], facts[name] = (_plain if name == PLAIN else _stepper)(run)
+  cores: dict[str, list[float]] = {name: [] for name in runs}
+  samplers = {n: timing.wall(step, steps, cores[n]) for n, step in launchers.items()}
   found = timing.interleaved(samplers, repeats)
   cases = {name: timing.summary(seconds) for name, seconds in found.items()}
   for name, case in cases.items():
     rate = facts[name]["tokens"] / case["median_ms"] * 1e3
     case |= {"tokens_per_second": rate, "mfu": _mfu(facts[name]["flops_per_token"], rate)}
+    case["core_ms"] = timing.summary(cores[name])["median_ms"]
     if jax.default_backend() == "gpu":
       case |= _kernels(launchers[name])
-  report = {
-    "parameters": {name: fact["parameters"] for name, fact in facts.items()},
-    "cases": cases,
-  }
-  if "standard" in cases:
-    plain = cases["standard"]["median_ms"]
-    others = {name: case["median_ms"] for name, case in cases.items() if name != "standard"}
-    report |= {f"{name} over standard": other / plain for name, other in others.items()}
+  report = {"parameters": {n: fact["parameters"] for n, fact in facts.items()}, "cases": cases}
+  others = cases.keys() - {"standard"} if "standard" in cases else ()
+  for name, (unit, words) in itertools.product(sorted(others), _UNITS.items()):
+    report[f"{name} over standard{words}"] = cases[name][unit] / cases["standard"][unit]
   return report
 
 
@@ -89,19 +91,6 @@ def _mfu(flops_per_token: float, tokens_per_second: float) -> float | None:
   return metrics.mfu(flops_per_token, tokens_per_second, peak and peak * jax.device_count())
 
 
-def _sampler(step: Callable[[], Any], steps: int) -> timing.Sampler:
-  """Returns a sampler of the mean time of consecutive steps."""
-
-  def sample() -> float:
-    start = time.perf_counter()
-    for _ in range(steps):
-      done = step()
-    jax.block_until_ready(done)
-    return (time.perf_counter() - start) / steps
-
-  return sample
-
-
 def _stepper(run: Run) -> tuple[Callable[[], Any], dict[str, float]]:
   """Returns a function that launches a compiled step, and facts about the model."""
   programs = program.build(run)
@@ -114,11 +103,21 @@ def _stepper(run: Run) -> tuple[Callable[[], Any], dict[str, float]]:
     state, metrics = programs.train_step(state, batch)
     return state, metrics
 
-  jax.block_until_ready(step())
-  return step, {
-    "parameters": sum(leaf.size for leaf in model.leaves()),
+  return step, _facts(run, model.combinator, sum(leaf.size for leaf in model.leaves()))
+
+
+def _plain(run: Run) -> tuple[Callable[[], Any], dict[str, float]]:
+  """Returns what `_stepper` does, of the plain decoder with the sizes of a `standard` one."""
+  batch = jax.tree.map(jax.numpy.asarray, _random_batch(run))
+  step, parameters = plain_decoder.stepper(run, batch["inputs"], batch["targets"])
+  return step, _facts(run, program.build(run).model.combinator, parameters)
+
+
+def _facts(run: Run, combinator: Combinator, parameters: int) -> dict[str, float]:
+  return {
+    "parameters": parameters,
     "tokens": run.train.batch_size * run.data.seq_len,
-    "flops_per_token": training_flops_per_token(run.decoder, model.combinator, run.data.seq_len),
+    "flops_per_token": training_flops_per_token(run.decoder, combinator, run.data.seq_len),
   }
 
 

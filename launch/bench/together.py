@@ -9,7 +9,6 @@ steps, with both kinds in turn in this process. The command prints one JSON obje
 --out: total tokens per second of both, and their ratio.
 """
 
-import time
 from collections.abc import Callable
 
 import jax
@@ -44,11 +43,11 @@ def main() -> None:
   peaks = jnp.full(_RUNS.value, run.optim.learning_rate)
   copies = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.stack([x] * _RUNS.value), tree))
   batches = copies(batch)
-  samplers = {  # a step donates its state
-    "together": _sampler(lambda s: both.train_step(s, batches, peaks)[0],
-                         copies(state), 1),
-    "one by one": _sampler(lambda s: single.train_step(s, batch)[0], state, _RUNS.value),
-  }  # fmt: skip
+  steps = {  # a step donates its state
+    "together": _stepper(lambda s: both.train_step(s, batches, peaks)[0], copies(state), 1),
+    "one by one": _stepper(lambda s: single.train_step(s, batch)[0], state, _RUNS.value),
+  }
+  samplers = {name: timing.wall(run, _STEPS.value) for name, run in steps.items()}
   found = timing.interleaved(samplers, _REPEATS.value)
   medians = {name: float(np.median(seconds)) for name, seconds in found.items()}
   tokens = _RUNS.value * _ROWS.value * _LENGTH.value
@@ -70,19 +69,16 @@ def _run() -> Run:
   return experiment.build(config, jax.devices()[:1])
 
 
-def _sampler(step: Callable[[PyTree], PyTree], state: PyTree, times: int) -> Callable[[], float]:
-  """Returns a function that takes a sample: seconds of as many steps as one of all runs needs."""
+def _stepper(step: Callable[[PyTree], PyTree], state: PyTree, times: int) -> Callable[[], PyTree]:
+  """Returns a function that takes as many steps as one of all runs needs."""
 
-  def sample() -> float:
+  def run() -> PyTree:
     nonlocal state
-    start = time.perf_counter()
-    for _ in range(times * _STEPS.value):
+    for _ in range(times):
       state = step(state)
-    jax.block_until_ready(state)
-    return (time.perf_counter() - start) / _STEPS.value
+    return state
 
-  sample()  # compiles
-  return sample
+  return run
 
 
 if __name__ == "__main__":

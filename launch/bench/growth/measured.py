@@ -143,7 +143,7 @@ def of_sweep(asked: Asked) -> Iterator[Row]:
 
 def of_score(asked: Asked) -> Iterator[Row]:
   """Yields the speed of the scorer of evaluations beside a plain pass, by the length of rows."""
-  words = ["--layers=4", "--d_model=256", "--batches=2"]
+  words = ["--layers=4", "--d_model=256"]  # fewer batches than by default are not full
   reports = {size: _report("score", *words, f"--max_length={size}") for size in asked.sizes}
   command = " ".join(["resjax bench score", *words, "--max_length=SIZE"])
   ratio = "tokens per second over a plain pass"

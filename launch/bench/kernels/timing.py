@@ -73,15 +73,25 @@ def kernel_times(work: Callable[[], Any], runs: int = 1) -> list[tuple[str, floa
   return seen
 
 
-def wall(run: Callable[[], Any]) -> Sampler:
-  """Returns a sampler of the time of a function on the clock; it has run once before."""
+def wall(run: Callable[[], Any], runs: int = 1, cores: list[float] | None = None) -> Sampler:
+  """Returns a sampler of the mean time of consecutive runs; there is one more before.
+
+  Args:
+    run: returns arrays, or when it is done.
+    runs: how many of a sample; several hide their launches.
+    cores: gets the mean seconds of all cores together from each sample.
+  """
 
   def sample() -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+    start, used = time.perf_counter(), time.process_time()
+    for _ in range(runs):
+      done = run()
+    jax.block_until_ready(done)
+    if cores is not None:
+      cores.append((time.process_time() - used) / runs)
+    return (time.perf_counter() - start) / runs
 
-  run()
+  jax.block_until_ready(run())
   return sample
 
 

@@ -106,6 +106,20 @@ def test_samples_go_there_and_back_and_are_summed_up():
   }  # fmt: skip
 
 
+def test_a_run_on_the_clock_and_on_all_cores(monkeypatch):
+  ran, cores, now = [], [], {"clock": 0.0, "cores": 0.0}
+  monkeypatch.setattr(timing.time, "perf_counter", lambda: now["clock"])
+  monkeypatch.setattr(timing.time, "process_time", lambda: now["cores"])
+
+  def run():
+    ran.append(None)
+    now["clock"], now["cores"] = now["clock"] + 3.0, now["cores"] + 5.0
+
+  sample = timing.wall(run, 4, cores)
+  assert (len(ran), cores) == (1, [])
+  assert (sample(), len(ran), cores) == (3.0, 5, [5.0])
+
+
 def test_the_loop_runs_as_often_as_it_says(monkeypatch):
   ran = []
   monkeypatch.setattr(timing, "MIN_LOOP_SECONDS", 0.0)
