@@ -8,17 +8,15 @@ is one, or 2 of 8 experts of 128 each, so that the layers of `moe` have 3.2 time
   resjax sweep --config=ablations/moe_order:moe
   .venv/bin/python -m docs.findings.moe_order runs
 
-All else is as in `depthbench_1m`, with a rate of its own for each system in both sweeps.
+All else is as in `depthbench_1m`, with a rate of its own for each system in both sweeps. The last
+command gives the verdict, planned before the runs at a margin of 0.25 %: the order changes if two
+systems stand in one order in dense decoders and in the other in mixtures, both for sure (Holm over
+all pairs); it does not if no two means are reversed, or only such as are within the margin for sure
+in one of both. All arms have five seeds; only what diverged is left out.
 
-The last command gives the verdict. Planned before the runs, at a margin of 0.25 %: the order
-changes if two systems stand in one order in dense decoders and in the other in mixtures, both for
-sure (Holm over all pairs); it does not if no two means are reversed, or only such as are within the
-margin for sure in one of both. All arms have five seeds; only what diverged is left out.
-
-Hardware: 2 CPU cores, 1 GB of memory. Time: about 2 hours of CPU time in all, estimated from steps
-of `standard` (0.12 s, 0.15 in `moe`) and `mhc` (0.18) on a shared machine, and 20 s a run besides.
-Expect: nobody has run this. 256,000 tokens a run say how systems begin to train, and nothing about
-where they end; experts have seen an eighth to a quarter of them.
+Hardware: 2 CPU cores, 1 GB of memory. Time: about 3 hours of CPU time in all, tuning included.
+Expect: `gated_residual` has the lowest mean in both (docs/findings/moe_order.md). 256,000 tokens
+a run say how systems begin to train, not where they end; experts see a quarter or less of them.
 """
 
 from collections.abc import Iterator
