@@ -9,9 +9,11 @@ import os
 import sys
 from pathlib import Path
 
+_REPORT = os.environ["FAULT_REPORT"]  # of a test that fails all variables may be others
+
 
 def _write(kind: str, name: str, reason: str) -> None:
-  with open(os.environ["FAULT_REPORT"], "a", encoding="utf-8") as file:
+  with open(_REPORT, "a", encoding="utf-8") as file:
     file.write(json.dumps([kind, name, reason]) + "\n")
 
 

@@ -1,6 +1,7 @@
 """Every fault can be applied, and the command tells what is caught from what is not."""
 
 import dataclasses
+import re
 import subprocess
 import threading
 from pathlib import Path
@@ -23,6 +24,12 @@ FILES = {
 
 def test_every_fault_can_be_applied():
   assert faults.problems(faults.load()) == []
+
+
+def test_the_page_has_the_test_that_catches_each():
+  page = (faults.ROOT / "docs" / "faults.md").read_text()
+  rows = re.findall(r"^\| (\S+/\S+) \|.*\| `tests/[^|]+ \|$", page, re.MULTILINE)
+  assert rows == [one.name for one in faults.load()], "see the first lines of docs/faults.md"
 
 
 def test_faults_are_spread_over_all_folders():
