@@ -46,8 +46,9 @@ says how far such figures go. {public}
 
 The depth state takes {state} bytes per token, and a training step of the 1.3B decoder {memory} GiB.
 [What these figures count](../../systems.md#what-they-cost). At tiny size, after 300 steps, it has
-{bits} bits per byte, {difference} against `standard`, with one seed and nothing tuned: it trains,
-and this is no ranking ([measurements](../../measurements.md#every-system-at-tiny-size)).
+{bits} bits per byte, {difference} against `standard`, and {experts} with 8 experts in every layer,
+with one seed and nothing tuned: it trains, and this is no ranking
+([measurements](../../measurements.md#every-system-at-tiny-size)).
 
 ## Equation, options and state
 
@@ -142,7 +143,7 @@ def _page(name, does, costs, evidence, measured):
   reads, leaves, source = does
   parameters, share, state, flops, passes, more, _, memory = costs
   for_it, against = (_LOCAL.sub("](../../", cell) for cell in evidence)
-  _, bits, difference, _ = measured
+  _, bits, difference, experts, _ = measured
   cls, picture = combinators.get(name).__name__, pictures.svg(name)
   return _PAGE.format(**locals(), **_more(name, combinators.get(name)))
 
