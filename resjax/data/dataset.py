@@ -74,7 +74,7 @@ def build(
     found = DatasetSummary(
       fingerprint=mark,
       seq_len=config.seq_len,
-      vocab_size=tokenizer.load(learned[1]).vocab_size,
+      vocab_size=tokenizer.of_data(learned[1]).vocab_size,
       tokenizer=learned[1],
       corpora={
         name: _corpus_summary(corpora[name][1], rows[name][1], config.seq_len) for name in rows

@@ -150,7 +150,7 @@ def _read_padded(
 
 def _batch_of(dataset: DatasetSummary, rows: Sequence[Mapping[str, np.ndarray]]) -> Batch:
   """Returns the batch of some rows: next tokens are its targets, or the answers of a task."""
-  words = _tokenizer(dataset.tokenizer)
+  words = tokenizer.of_data(dataset.tokenizer)
   tokens, sizes = zip(*(_with_bytes(row, dataset.tokenizer) for row in rows), strict=True)
   batch = {**split_rows(np.stack(tokens)), "bytes": np.array(sizes, np.int32)}
   return asked.ask(batch, words.task) if isinstance(words, SyntheticTokenizer) else batch
@@ -165,23 +165,18 @@ def _with_bytes(row: Mapping[str, np.ndarray], words: Path) -> tuple[np.ndarray,
   if "bytes" in row:
     return tokens, int(row["bytes"])
   targets = tokens[1:][tokens[1:] != PADDING]
-  return marked(tokens, _tokenizer(words).eot_id), int(_sizes(words)[targets].sum())
+  return marked(tokens, tokenizer.of_data(words).eot_id), int(_sizes(words)[targets].sum())
 
 
 @functools.cache
 def _sizes(words: Path) -> np.ndarray:
-  return _tokenizer(words).token_bytes()
+  return tokenizer.of_data(words).token_bytes()
 
 
 def task_of(dataset: DatasetSummary) -> Task | None:
   """Returns the synthetic task that data are made of; None where they are text."""
-  found = _tokenizer(dataset.tokenizer)
+  found = tokenizer.of_data(dataset.tokenizer)
   return found.task if isinstance(found, SyntheticTokenizer) else None
-
-
-@functools.cache  # The path holds a fingerprint of the content, so the content never changes.
-def _tokenizer(path: Path) -> tokenizer.Tokenizer:
-  return tokenizer.load(path)
 
 
 def _chosen(batch_size: int, rows: Sequence[int] | None) -> Sequence[int]:

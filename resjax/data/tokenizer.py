@@ -1,8 +1,10 @@
 """Tokenizers: BPE learned from the corpora, bytes, tokenizers of trained models and of tasks."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -156,6 +158,12 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
   )
   model.train_from_iterator(_chunks(texts), trainer)
   return BpeTokenizer(model)
+
+
+@functools.cache  # The path holds a fingerprint of the content, so the content never changes.
+def of_data(path: Path) -> Tokenizer:
+  """Returns the tokenizer of built data, from its file under `config.data.root`."""
+  return load(path)
 
 
 @dataclasses.dataclass(frozen=True)

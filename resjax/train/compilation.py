@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from functools import partial
@@ -15,6 +15,7 @@ from resjax.base.processes import StopRequest
 from resjax.train.program import Program
 from resjax.train.runs.config import Run
 
+TRAINING, VALIDATION, ALIGNMENT = "training", "validation", "alignment"
 _POLL = 0.1  # seconds
 # What compilers say of options that they do not know, or whose value they cannot read.
 _OPTION = re.compile(
@@ -60,39 +61,41 @@ class Compilation:
 
   def __init__(self, program: Program, *, alignment: bool):
     self.program = program
-    lowers = [program.lower_train_step, program.lower_eval_step]
+    # Evaluations come first, and run while the others are compiled.
+    lowers = {VALIDATION: program.lower_eval_step, TRAINING: program.lower_train_step}
     if alignment:
-      lowers.append(program.lower_alignment_step)
-    self._steps: list[Future[Compiled]] = [Future() for _ in lowers]
+      lowers[ALIGNMENT] = program.lower_alignment_step
+    self._steps: dict[str, Future[Compiled]] = {name: Future() for name in lowers}
     _in_thread(lambda: self._lower_all(lowers))
 
-  def _lower_all(self, lowers: list[Callable[[], Lowered]]) -> None:
+  def _lower_all(self, lowers: Mapping[str, Callable[[], Lowered]]) -> None:
     """Lowers the steps one after another, as Python runs one thread at a time."""
-    for lower, step in zip(lowers, self._steps, strict=True):
+    for name, lower in lowers.items():
       try:
-        _in_thread(partial(_compile, lower(), step))
+        _in_thread(partial(_compile, lower(), self._steps[name]))
       except BaseException as error:
-        step.set_exception(error)
+        self._steps[name].set_exception(error)
 
-  def wait(self, stop: StopRequest) -> tuple[Compiled, ...] | None:
-    """Returns the steps; None if the run is to stop before they are compiled.
+  def wait(self, name: str, stop: StopRequest) -> Compiled | None:
+    """Returns a step; None if the run is to stop before it is compiled.
 
     Several processes finish compiling before they agree to stop.
 
     Args:
+      name: the step; before that of training is returned all others are compiled, too.
       stop: tells whether the run is to stop.
 
-    Returns:
-      The steps of training and evaluation, and that of the alignment if it is asked for.
-
     Raises:
-      ValueError: see `compile_lowered`.
+      ValueError: see `compile_lowered`; whichever step it is.
     """
+    needed = self._steps.values() if name == TRAINING else (self._steps[name],)
     while True:
-      done, others = futures.wait(self._steps, _POLL, futures.FIRST_EXCEPTION)
-      failed = [step for step in done if step.exception()]
-      if failed or not others:
-        return tuple(step.result() for step in failed or self._steps)
+      futures.wait(needed, _POLL)
+      for step in self._steps.values():
+        if step.done():
+          step.result()
+      if all(step.done() for step in needed):
+        return self._steps[name].result()
       if stop.asked and not processes.active():
         return None
 

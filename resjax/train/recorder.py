@@ -1,7 +1,7 @@
 """Records and shows the metrics of a run while it goes on."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any
 
 import jax
@@ -133,10 +133,6 @@ class Recorder:
     with self._ledger.phase("log"):
       self._logger.log(step, record)
       self._logger.flush()
-
-  def doing(self, what: str) -> AbstractContextManager[None]:
-    """Returns a context in which the progress bar names the activity between steps."""
-    return self._progress.doing(what)
 
   def message(self, text: str) -> None:
     """Shows a line of text."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -182,26 +182,17 @@ class _Group:
       ]
       for recorder in self.recorders:
         recorder.runs = len(self.trainers)
-      train_step = self._compile()
-      self._each(lambda t, r: t.measure(self.start, owed[self.trainers.index(t)], r, self.stop))
-      if self.start < self.steps:
-        self._loop(train_step)
+      begun, steps = compilation.begin(self.trainers[0].run, self.program), list[Callable]()
+      with shown.doing("compiling"):
+        for trainer in self.trainers:
+          trainer.begun = begun
+        self._each(lambda t, r: t.measure(self.start, owed[self.trainers.index(t)], r, self.stop))
+        self._each(lambda t, r: steps.append(t.train_step(r, self.stop)))
+      if self.start < self.steps and steps:
+        self._loop(steps[0])
       with self.ledger.phase("save"):
         self._each(lambda trainer, _: trainer.checkpoints.wait())
     return self.ended
-
-  def _compile(self) -> Callable:
-    compiled: list[Callable] = []
-    first = self.trainers[0]
-
-    def compile_or_stop(trainer: Trainer, recorder: Recorder) -> None:
-      if trainer is first or self.stop.asked:
-        begun = compilation.begin(trainer.run, self.program)
-        compiled.append(trainer.compile(begun, recorder, self.stop))
-      trainer.other_steps = first.other_steps
-
-    self._each(compile_or_stop)
-    return compiled[0]
 
   def _loop(self, train_step: Callable) -> None:
     state = self._stack([trainer.state for trainer in self.trainers])
@@ -316,12 +307,6 @@ class _Part(Progress):
     """See `Progress.update`."""
     if self._leads:
       self._shown.update(step, metrics)
-
-  @contextlib.contextmanager
-  def doing(self, what: str) -> Iterator[None]:
-    """See `Progress.doing`. All runs do it at once."""
-    with self._shown.doing(what) if self._leads else contextlib.nullcontext():
-      yield
 
   def message(self, text: str) -> None:
     """See `Progress.message`."""

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 import jax
+from jax.stages import Compiled
 
 from resjax.base import processes
 from resjax.base.processes import Interrupted, StopRequest
@@ -14,7 +15,7 @@ from resjax.data import DatasetSummary, evaluation_batches, tokenizer, train_bat
 from resjax.study.analysis import Meter
 from resjax.train import compilation, run_tables
 from resjax.train.checkpoint.manager import Checkpoints
-from resjax.train.compilation import Compilation
+from resjax.train.compilation import ALIGNMENT, TRAINING, VALIDATION, Compilation
 from resjax.train.evaluate import SPLIT, evaluate
 from resjax.train.profile import Profiler
 from resjax.train.program import ALIGNMENT_PROBES, Program
@@ -41,7 +42,7 @@ class Trainer:
 
   Attributes:
     costs: the costs of the model, see `run_tables.model_costs`.
-    other_steps: the compiled step of evaluation, and that of the alignment where it is measured.
+    begun: the compilation of the steps; it is set before any of them runs.
     start: the step of the checkpoint that the run goes on from; None: there is none.
     inheritance: says which parameters came from `origin`; None: there is no origin.
     state: the train state.
@@ -66,11 +67,12 @@ class Trainer:
     self.program = program
     self.model = program.model
     self.costs = run_tables.model_costs(self.model, run)
-    self.tokenizer = tokenizer.load(dataset.tokenizer)
+    self.tokenizer = tokenizer.of_data(dataset.tokenizer)
     size = run.train.batch_size
     self.batches = train_batches(
       run.data, dataset, batch_size=size, seed=run.seeds.order, rows=self.layout.rows(size).tolist()
     )
+    self.begun: Compilation
     self._meter: Meter | None = None
     self.recorded = False
     self._put_off = False  # whether a save waits for a step that is taken
@@ -123,8 +125,10 @@ class Trainer:
       process=jax.process_index(),
     )
     with recorder, profiler:
-      train_step = self.compile(begun or compilation.begin(self.run, self.program), recorder, stop)
-      self.measure(done, owed, recorder, stop)
+      self.begun = begun or compilation.begin(self.run, self.program)
+      with progress.doing("compiling"):
+        self.measure(done, owed, recorder, stop)
+        train_step = self.train_step(recorder, stop)
       recorder.throughput.read()
       for step in range(done + 1, steps + 1):
         with profiler.step(step):
@@ -148,20 +152,24 @@ class Trainer:
       self.run, self.program, self.checkpoints, devices, self.start, self.ledger, progress
     )
 
-  def compile(self, begun: Compilation, recorder: Recorder, stop: StopRequest) -> Callable:
-    """Waits for the steps of a program; returns the training step and keeps the others.
+  def train_step(self, recorder: Recorder, stop: StopRequest) -> Callable:
+    """Returns the compiled training step, for which it waits.
 
     Raises:
       Interrupted: a signal came.
     """
-    with self.ledger.phase("compile"), recorder.doing("compiling"):
-      compiled = begun.wait(stop)
-    if compiled is None or stop.tick():
-      self._stop(self.start or 0, recorder, stop)
-    train_step, *self.other_steps = compiled
-    sizes = train_step.memory_analysis()  # None: the compiler of this platform does not tell
+    compiled = self._compiled(TRAINING, self.start or 0, recorder, stop)
+    sizes = compiled.memory_analysis()  # None: the compiler of this platform does not tell
     recorder.step_bytes = sizes and sizes.peak_memory_in_bytes
-    return train_step
+    return compiled
+
+  def _compiled(self, name: str, step: int, recorder: Recorder, stop: StopRequest) -> Compiled:
+    """Returns one of the compiled steps; `step` is the one after which it is needed."""
+    with self.ledger.phase("compile"):
+      compiled = self.begun.wait(name, stop)
+    if compiled is None or stop.tick():
+      self._stop(step, recorder, stop)
+    return compiled
 
   def _step(self, train_step: Callable) -> Metrics:
     """Starts a training step and returns its metrics, which the devices may still compute."""
@@ -255,7 +263,7 @@ class Trainer:
   def _evaluate(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
     config = self.run.train
     found = evaluate(
-      self.other_steps[0],
+      self._compiled(VALIDATION, step, recorder, stop),
       self.state.params,
       self.dataset,
       self.layout,
@@ -267,12 +275,12 @@ class Trainer:
 
   def _align(self, step: int, recorder: Recorder, stop: StopRequest) -> None:
     if self._meter is None:
-      self._meter = self._make_meter()
+      self._meter = self._make_meter(self._compiled(ALIGNMENT, step, recorder, stop))
     around = partial(self._batch, step, recorder, stop)
     found = self._meter.measure(self.state.params, self.run.workdir, around_batch=around)
     recorder.alignment(step, found)
 
-  def _make_meter(self) -> Meter:
+  def _make_meter(self, probe_step: Compiled) -> Meter:
     """Returns a meter of the alignment, which always reads the same few rows of the split."""
     size = self.program.alignment_batch["inputs"].shape[0]
     rows, max_rows = self.layout.rows(size).tolist(), self.run.train.alignment_rows
@@ -282,7 +290,7 @@ class Trainer:
       batch_size=size,
       corpus=SPLIT,
       config=ALIGNMENT_PROBES,
-      step=self.other_steps[1],
+      step=probe_step,
     )
 
   @contextlib.contextmanager
