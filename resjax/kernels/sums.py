@@ -54,7 +54,8 @@ def _added_in_a_loop(weights: Array, values: Array) -> Array:
   def add(total: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
     return total + row[0] * row[1], None
 
-  nothing = jnp.zeros_like(weights[0] * values[0])  # split over devices as the terms are
+  # Devices share it as they share the terms.
+  nothing = jnp.zeros_like(weights[0] * values[0])
   return lax.scan(add, nothing, (weights, values))[0]
 
 
