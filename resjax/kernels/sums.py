@@ -10,7 +10,7 @@ from jaxtyping import Num
 
 from resjax.base import Array, wide_dtype, wider
 
-_FEW = 32
+_FEW = 8
 
 
 @partial(jax.checkpoint, prevent_cse=False)  # or the derivatives of both ways would be kept
@@ -20,7 +20,7 @@ def sum_of_products(weights: Num[Array, "N ..."], values: Num[Array, "N ..."]) -
   XLA takes more than ten times as long to reduce a first axis on a CPU as to add its terms one
   after another. On a TPU single terms, and above all their cotangents, which are put together
   again, make up to twice the traffic. So terms are added one after another on CPUs alone, more
-  than 32 in a loop, which compiles as fast whatever their number.
+  than 8 in a loop, which compiles as fast whatever their number.
 
   Args:
     weights: [N, ...].

@@ -18,7 +18,7 @@ SHAPES = {"of a term": (1, 1), "of a token": (4, 1), "of a channel": (1, 6)}
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("count", [3, 33])
+@pytest.mark.parametrize("count", [3, 9])
 def test_values_and_derivatives_are_those_of_einsum(count, shape):
   weights, values = (RNG.normal(size=(count, *of)) for of in (shape, (4, 6)))
 
@@ -37,7 +37,7 @@ def test_values_and_derivatives_are_those_of_einsum(count, shape):
     assert_close(found(sum_of_products), found(by_einsum), 1e-12)
 
 
-@pytest.mark.parametrize("count", [3, 33])
+@pytest.mark.parametrize("count", [3, 9])
 @pytest.mark.parametrize("manual", [False, True])
 def test_rows_that_devices_share_stay_split(count, manual):
   mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])
@@ -55,7 +55,7 @@ def test_rows_that_devices_share_stay_split(count, manual):
 
 @pytest.mark.parametrize(
   ("platform", "count", "reduces"),
-  [("cpu", 3, False), ("cpu", 33, False), ("tpu", 3, True), ("tpu", 33, True), ("cuda", 3, True)],
+  [("cpu", 3, False), ("cpu", 9, False), ("tpu", 3, True), ("tpu", 9, True), ("cuda", 3, True)],
 )
 def test_a_cpu_adds_terms_and_others_reduce(platform, count, reduces):
   """Added terms cost ten times less on a CPU, and up to twice the memory traffic on a TPU."""
@@ -63,7 +63,7 @@ def test_a_cpu_adds_terms_and_others_reduce(platform, count, reduces):
   text = lowered(sum_of_products, weights, values, platform=platform)
   assert ("stablehlo.reduce" in text) == reduces
   assert ("stablehlo.slice" in text) == (not reduces and count == 3)
-  assert ("stablehlo.while" in text) == (not reduces and count == 33)
+  assert ("stablehlo.while" in text) == (not reduces and count == 9)
   grad = jax.grad(lambda v: jnp.sum(jnp.sin(sum_of_products(weights, v))))
   text = lowered(grad, values, platform=platform)
   assert ("stablehlo.concatenate" in text) == (not reduces and count == 3)
@@ -71,7 +71,7 @@ def test_a_cpu_adds_terms_and_others_reduce(platform, count, reduces):
 
 @pytest.mark.parametrize(
   ("platform", "count", "reduces"),
-  [("cpu", 32, False), ("cpu", 33, True), ("tpu", 3, True), ("cuda", 3, True)],
+  [("cpu", 8, False), ("cpu", 9, True), ("tpu", 3, True), ("cuda", 3, True)],
 )
 def test_copies_are_a_broadcast_and_add_their_cotangents(platform, count, reduces):
   cotangent = jnp.float32(RNG.normal(size=(count, 4, 6)))
