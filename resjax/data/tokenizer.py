@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -160,12 +159,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
   return BpeTokenizer(model)
 
 
-@functools.cache  # The path holds a fingerprint of the content, so the content never changes.
-def of_data(path: Path) -> Tokenizer:
-  """Returns the tokenizer of built data, from its file under `config.data.root`."""
-  return load(path)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Named:
   """What a tokenizer file says of its kind; that of a learned BPE has no name."""
@@ -196,6 +189,9 @@ def load(path: Location) -> Tokenizer:
     return BpeTokenizer(library_model(text, "it"))
   except ValueError as error:
     raise ValueError(f"{path}: {error}") from None
+
+
+of_data = functools.cache(load)  # of built data, whose paths have a fingerprint of the content
 
 
 def same_vocabulary(one: str, other: str) -> bool:

@@ -51,12 +51,10 @@ def _added(weights: Array, values: Array) -> Array:
 
 
 def _added_in_a_loop(weights: Array, values: Array) -> Array:
-  def add(total: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
-    return total + row[0] * row[1], None
-
   # Devices share it as they share the terms.
   nothing = jnp.zeros_like(weights[0] * values[0])
-  return lax.scan(add, nothing, (weights, values))[0]
+  rows = weights, values
+  return lax.scan(lambda total, row: (total + row[0] * row[1], None), nothing, rows)[0]
 
 
 def _reduced(weights: Array, values: Array) -> Array:
