@@ -40,9 +40,13 @@ def repeated(x: Num[Array, "..."], count: int) -> Num[Array, "N ..."]:
 
   It is a broadcast whose cotangents, whatever their dtype, add up as `sum_of_products` does.
   """
-  few = {"cpu": lambda x: jnp.stack([x] * count)} if count <= _FEW else {}
-  broadcast = partial(jnp.broadcast_to, shape=(count, *x.shape))
-  return lax.platform_dependent(x.astype(wide_dtype(x)), default=broadcast, **few).astype(x.dtype)
+
+  def copies(x: Array) -> Array:
+    few = count <= _FEW
+    return jnp.stack([x] * count) if few else lax.scan(lambda x, _: (x, x), x, length=count)[1]
+
+  plain = partial(jnp.broadcast_to, shape=(count, *x.shape))
+  return lax.platform_dependent(x.astype(wide_dtype(x)), cpu=copies, default=plain).astype(x.dtype)
 
 
 def _added(weights: Array, values: Array) -> Array:

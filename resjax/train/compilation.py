@@ -91,9 +91,8 @@ class Compilation:
     needed = self._steps.values() if name == TRAINING else (self._steps[name],)
     while True:
       futures.wait(needed, _POLL)
-      for step in self._steps.values():
-        if step.done():
-          step.result()
+      for step in filter(Future.done, self._steps.values()):
+        step.result()
       if all(step.done() for step in needed):
         return self._steps[name].result()
       if stop.asked and not processes.active():

@@ -72,7 +72,6 @@ class Trainer:
     self.batches = train_batches(
       run.data, dataset, batch_size=size, seed=run.seeds.order, rows=self.layout.rows(size).tolist()
     )
-    self.begun: Compilation
     self._meter: Meter | None = None
     self.recorded = False
     self._put_off = False  # whether a save waits for a step that is taken
