@@ -233,7 +233,8 @@ def test_memory_is_that_of_the_scan_before_and_linear_in_depth():
     return gradient.lower(params, batch).compile().memory_analysis().temp_size_in_bytes / 2**20
 
   assert mebibytes("standard", 16) <= 1.02 * mebibytes(None, 16)
-  few, some, many = (mebibytes("attn_res", n) for n in (8, 16, 24))
+  # With fewer layers than 16 the peak lies elsewhere, in the logits.
+  few, some, many = (mebibytes("attn_res", n) for n in (16, 32, 48))
   assert many - some < 1.25 * (some - few)  # 1.67 if the bank were kept once per layer
 
 
