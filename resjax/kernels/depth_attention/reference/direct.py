@@ -5,13 +5,8 @@ import jax.numpy as jnp
 
 from resjax.base import Array, PyTree, aligned
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
-from resjax.kernels.depth_attention.reference.groups import (
-  cotangent_groups,
-  sources_of,
-  split,
-  wide,
-)
-from resjax.kernels.sums import sum_of_products
+from resjax.kernels.depth_attention.reference.each_source import each_source
+from resjax.kernels.depth_attention.reference.groups import joined, sources_of, wide
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:
@@ -24,20 +19,23 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
   if read.adds:
     running = operands.recent[-1] + operands.addend
     operands = operands._replace(recent=(*operands.recent[:-1], running))
-  heads, groups = read.num_heads, sources_of(operands).groups()
-  wide_query = _query(operands)
-  squares = [jnp.mean(wide(group) ** 2, axis=-1) for group in groups]
-  dots = [_sum_heads(wide(group) * wide_query, heads) for group in groups]
-  inverse_rms = jax.lax.rsqrt(jnp.concatenate(squares) + read.eps)
-  logits = jnp.concatenate(dots) * _each_head(inverse_rms, heads)
+  query = _query(operands)
+
+  def measured(source: Array) -> tuple[tuple[Array, Array], None]:
+    v = wide(source)
+    return (jnp.mean(v**2, axis=-1), _sum_heads(v * query, read.num_heads)), None
+
+  squares, dots = joined(each_source(measured, operands)[0])
+  inverse_rms = jax.lax.rsqrt(squares + read.eps)
+  logits = dots * _each_head(inverse_rms, read.num_heads)
   valid = _valid(operands)
   logits = jnp.where(valid.reshape(-1, *[1] * (logits.ndim - 1)), logits, -jnp.inf)
   lse = jax.nn.logsumexp(logits, axis=0)
   stats = Stats(inverse_rms, logits, lse)
-  out = _mix(read, stats, groups)
+  out = _mix(read, stats, operands)
   if operands.out_norm_scale is not None:
     out = out * _inverse_rms(read, out) * aligned(wide(operands.out_norm_scale), out)
-  return out.astype(groups[0].dtype), running, stats
+  return out.astype(operands.like.dtype), running, stats
 
 
 def backward(
@@ -53,31 +51,33 @@ def backward(
     d_sources: cotangents of the returned bank and recent sources, to which this read adds its own;
       or None.
   """
-  heads, groups = read.num_heads, sources_of(operands).groups()
-  wide_query, d_mixed, d_scale = _query(operands), wide(d_out), None
+  heads, query = read.num_heads, _query(operands)
+  d_mixed, d_scale = wide(d_out), None
   if operands.out_norm_scale is not None:
-    mixed = _mix(read, stats, groups)
+    mixed = _mix(read, stats, operands)
     d_mixed, d_scale = _norm_backward(read, mixed, operands.out_norm_scale, d_mixed)
-  weights, of_all = _weights(stats), d_mixed[None]
-  scores = jnp.concatenate([_sum_heads(of_all * wide(group), heads) for group in groups])
+
+  def scored(source: Array) -> tuple[Array, None]:
+    return _sum_heads(d_mixed * wide(source), heads), None
+
+  weights, scores = _weights(stats), joined(each_source(scored, operands)[0])
   d_logits = weights * (scores - jnp.sum(weights * scores, axis=0, keepdims=True))
   d_dot = d_logits * _each_head(stats.inverse_rms, heads)
   # A slot that does not count has weight 0 and logit -inf.
   logits = jnp.where(weights > 0, stats.logits, 0.0)
   shrink = d_dot * _each_head(stats.inverse_rms, heads) * logits
-  shrink = (shrink if heads == 1 else jnp.sum(shrink, axis=-1)) / groups[0].shape[-1]
-  d_groups, d_queries = [], []
-  parts = [split(part, groups, 0) for part in (weights, d_dot, shrink)]
-  for group, total, p, d, c in zip(
-    groups, cotangent_groups(operands, d_sources), *parts, strict=True
-  ):
-    x = wide(group)
-    p, d = (_to_channels(part, heads, group) for part in (p, d))
-    d_group = total + p * of_all + d * wide_query - c[..., None] * x
-    d_groups.append(d_group.astype(group.dtype))
-    d_queries.append(jnp.sum(d * x, axis=tuple(range(x.ndim - 1))))
+  shrink = (shrink if heads == 1 else jnp.sum(shrink, axis=-1)) / query.shape[-1]
+
+  def pulled_back(source: Array, p: Array, d: Array, c: Array) -> tuple[Array, Array]:
+    v = wide(source)
+    p, d = (_to_channels(part, heads, v) for part in (p, d))
+    d_query = jnp.sum(d * v, axis=tuple(range(v.ndim - 1)))
+    return p * d_mixed + d * query - c[..., None] * v, d_query
+
+  sources = operands.bank, operands.recent
+  onto = jax.tree.map(jnp.zeros_like, sources) if d_sources is None else d_sources
+  d_groups, d_query = each_source(pulled_back, operands, weights, d_dot, shrink, onto=onto)
   d_bank = None if operands.bank is None else d_groups.pop(0)
-  d_query = sum(d_queries[1:], d_queries[0])
   return Cotangents(d_bank, tuple(d[0] for d in d_groups), d_query, d_scale)
 
 
@@ -88,8 +88,8 @@ def _valid(operands: Operands) -> Array:
 
 
 def _query(operands: Operands) -> Array:
-  """Returns the query as [1, ..., 1, D], to be multiplied by groups [n, ..., D]."""
-  return wide(operands.query).reshape(*[1] * (operands.like.ndim), -1)
+  """Returns the query as [1, ..., 1, D], to be multiplied by sources [..., D]."""
+  return wide(operands.query).reshape(*[1] * (operands.like.ndim - 1), -1)
 
 
 def _weights(stats: Stats) -> Array:
@@ -97,14 +97,14 @@ def _weights(stats: Stats) -> Array:
   return jnp.exp(stats.logits - stats.lse[None])
 
 
-def _mix(read: Read, stats: Stats, groups: tuple[Array, ...]) -> Array:
+def _mix(read: Read, stats: Stats, operands: Operands) -> Array:
   """Returns h = Σ_n p_n v_n [..., D], at least in float32."""
-  weights = split(_weights(stats), groups, 0)
-  parts = [
-    sum_of_products(_to_channels(p, read.num_heads, group), wide(group))
-    for p, group in zip(weights, groups, strict=True)
-  ]
-  return sum(parts[1:], parts[0])
+
+  def weighted(source: Array, p: Array) -> tuple[None, Array]:
+    v = wide(source)
+    return None, _to_channels(p, read.num_heads, v) * v
+
+  return each_source(weighted, operands, _weights(stats))[1]
 
 
 def _inverse_rms(read: Read, x: Array) -> Array:

@@ -6,6 +6,7 @@ Arrays with one number per slot are small: they are joined along the axis of the
 import itertools
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 
 from resjax.base import Array, PyTree, wide_dtype
@@ -35,6 +36,11 @@ def split(joined: Array, groups: Sequence[Array], axis: int) -> list[Array]:
   """Returns the parts of numbers per slot that belong to each group."""
   ends = list(itertools.accumulate(len(group) for group in groups))
   return jnp.split(joined, ends[:-1], axis)
+
+
+def joined(parts: Sequence[PyTree]) -> PyTree:
+  """Returns numbers per slot of all groups, joined along the first axis."""
+  return jax.tree.map(lambda *of_groups: jnp.concatenate(of_groups), *parts)
 
 
 def wide(x: Array) -> Array:
