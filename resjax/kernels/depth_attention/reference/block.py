@@ -5,10 +5,10 @@ import jax.numpy as jnp
 
 from resjax.base import Array, PyTree
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
-from resjax.kernels.depth_attention.reference.groups import (
-  cotangent_groups,
+from resjax.kernels.depth_attention.reference.each_source import (
+  add_to_cotangents,
+  each_source,
   sources_of,
-  split,
   wide,
 )
 from resjax.kernels.sums import sum_of_products
@@ -24,16 +24,22 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
   Returns:
     Outputs [S, ..., D]; statistics with logits [S, N, ...] and lse [S, ...].
   """
-  groups, valid, queries = _wide_groups(operands), _valid(operands), _queries(operands)
-  squares = [jnp.mean(x**2, axis=-1) for x in groups]
-  dots = [jnp.sum(queries * x[None], axis=-1) for x in groups]
-  inverse_rms = jax.lax.rsqrt(jnp.concatenate(squares) + read.eps)
-  logits = jnp.where(valid[None], jnp.concatenate(dots, axis=1) * inverse_rms[None], -jnp.inf)
+  operands, queries = _zero_where_empty(operands), _queries(operands)
+
+  def measured(source: Array) -> tuple[tuple[Array, Array], None]:
+    v = wide(source)
+    return (jnp.mean(v**2, axis=-1), jnp.sum(queries * v, axis=-1)), None
+
+  squares, dots = each_source(measured, operands)[0]
+  inverse_rms = jax.lax.rsqrt(squares + read.eps)
+  logits = jnp.where(_valid(operands), jnp.swapaxes(dots, 0, 1) * inverse_rms, -jnp.inf)
   stats = Stats(inverse_rms, logits, jax.nn.logsumexp(logits, axis=1))
-  weights = split(jnp.swapaxes(_weights(stats), 0, 1), groups, 0)
-  # Σ_n of weights [n, S, ..., 1] and sources [n, 1, ..., D].
-  parts = [sum_of_products(p[..., None], x[:, None]) for p, x in zip(weights, groups, strict=True)]
-  return sum(parts[1:], parts[0]).astype(operands.like.dtype), stats
+
+  def weighted(source: Array, p: Array) -> tuple[None, Array]:
+    return None, p[..., None] * wide(source)
+
+  _, out = each_source(weighted, operands, jnp.swapaxes(_weights(stats), 0, 1))
+  return out.astype(operands.like.dtype), stats
 
 
 def backward(
@@ -50,26 +56,27 @@ def backward(
     d_sources: cotangents of the returned bank and recent sources, to which these reads add theirs;
       or None.
   """
-  groups, queries = _wide_groups(operands), _queries(operands)
-  d_mixed, weights = wide(d_out)[:, None], _weights(stats)
-  scores = jnp.concatenate([jnp.sum(d_mixed * x[None], axis=-1) for x in groups], axis=1)
+  operands = _zero_where_empty(operands)
+  queries, d_mixed, weights = _queries(operands), wide(d_out), _weights(stats)
+
+  def scored(source: Array) -> tuple[Array, None]:
+    return jnp.sum(d_mixed * wide(source), axis=-1), None
+
+  scores = jnp.swapaxes(each_source(scored, operands)[0], 0, 1)
   centre = jnp.sum(weights * scores, axis=1) - d_lse
   d_logits = weights * (scores - centre[:, None])
-  d_dots = d_logits * stats.inverse_rms[None]
+  d_dots = d_logits * stats.inverse_rms
   # A slot that does not count has weight 0 and logit -inf.
-  logits = jnp.where(_valid(operands)[None], stats.logits, 0.0)
-  shrink = jnp.sum(d_dots * logits, axis=0) * stats.inverse_rms / groups[0].shape[-1]
-  d_groups, d_queries = [], []
-  parts = [split(part, groups, 1) for part in (weights, d_dots, shrink[None])]
-  for x, total, p, d, c in zip(groups, cotangent_groups(operands, d_sources), *parts, strict=True):
-    p, d = p[..., None], d[..., None]
+  logits = jnp.where(_valid(operands), stats.logits, 0.0)
+  shrink = jnp.sum(d_dots * logits, axis=0) * stats.inverse_rms / queries.shape[-1]
+
+  def pulled_back(source: Array, p: Array, d: Array, c: Array) -> tuple[Array, Array]:
+    v, p, d = wide(source), p[..., None], d[..., None]
     of_reads = sum_of_products(p, d_mixed) + sum_of_products(d, queries)
-    d_group = total + of_reads - c[0, ..., None] * x
-    d_groups.append(d_group.astype(d_out.dtype))
-    d_queries.append(jnp.sum(d * x[None], axis=tuple(range(1, d.ndim - 1))))
-  d_bank = None if operands.bank is None else d_groups.pop(0)
-  d_query = sum(d_queries[1:], d_queries[0])
-  return Cotangents(d_bank, tuple(d[0] for d in d_groups), d_query, None)
+    return of_reads - c[..., None] * v, jnp.sum(d * v, axis=tuple(range(1, d.ndim - 1)))
+
+  numbers = jnp.swapaxes(weights, 0, 1), jnp.swapaxes(d_dots, 0, 1), shrink
+  return Cotangents(*add_to_cotangents(pulled_back, operands, d_sources, *numbers), None)
 
 
 def _valid(operands: Operands) -> Array:
@@ -78,19 +85,18 @@ def _valid(operands: Operands) -> Array:
   return valid.reshape(-1, *[1] * (operands.like.ndim - 1))
 
 
-def _wide_groups(operands: Operands) -> list[Array]:
-  """Returns arrays [n, ..., D] that together hold all slots; a slot without a source is zero."""
-  groups = [wide(group) for group in sources_of(operands).groups()]
-  if operands.bank is not None:
-    valid = _valid(operands)[: len(operands.bank), ..., None]
-    groups[0] = jnp.where(valid, groups[0], 0)
-  return groups
+def _zero_where_empty(operands: Operands) -> Operands:
+  """Returns the operands with zeros in slots that hold nothing, which may hold NaN."""
+  if operands.bank is None:
+    return operands
+  valid = _valid(operands)[: len(operands.bank), ..., None]
+  return operands._replace(bank=jnp.where(valid, operands.bank, 0))
 
 
 def _queries(operands: Operands) -> Array:
-  """Returns the queries as [S, 1, ..., 1, D], to be multiplied by groups [n, ..., D]."""
+  """Returns the queries as [S, 1, ..., 1, D], to be multiplied by sources [..., D]."""
   num_reads, width = operands.query.shape
-  return wide(operands.query).reshape(num_reads, *[1] * operands.like.ndim, width)
+  return wide(operands.query).reshape(num_reads, *[1] * (operands.like.ndim - 1), width)
 
 
 def _weights(stats: Stats) -> Array:

@@ -5,8 +5,12 @@ import jax.numpy as jnp
 
 from resjax.base import Array, PyTree, aligned
 from resjax.kernels.depth_attention.operands import Cotangents, Operands, Read, Stats
-from resjax.kernels.depth_attention.reference.each_source import each_source
-from resjax.kernels.depth_attention.reference.groups import joined, sources_of, wide
+from resjax.kernels.depth_attention.reference.each_source import (
+  add_to_cotangents,
+  each_source,
+  sources_of,
+  wide,
+)
 
 
 def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]:
@@ -25,7 +29,7 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Array | None, Stats]
     v = wide(source)
     return (jnp.mean(v**2, axis=-1), _sum_heads(v * query, read.num_heads)), None
 
-  squares, dots = joined(each_source(measured, operands)[0])
+  squares, dots = each_source(measured, operands)[0]
   inverse_rms = jax.lax.rsqrt(squares + read.eps)
   logits = dots * _each_head(inverse_rms, read.num_heads)
   valid = _valid(operands)
@@ -60,7 +64,7 @@ def backward(
   def scored(source: Array) -> tuple[Array, None]:
     return _sum_heads(d_mixed * wide(source), heads), None
 
-  weights, scores = _weights(stats), joined(each_source(scored, operands)[0])
+  weights, scores = _weights(stats), each_source(scored, operands)[0]
   d_logits = weights * (scores - jnp.sum(weights * scores, axis=0, keepdims=True))
   d_dot = d_logits * _each_head(stats.inverse_rms, heads)
   # A slot that does not count has weight 0 and logit -inf.
@@ -74,11 +78,8 @@ def backward(
     d_query = jnp.sum(d * v, axis=tuple(range(v.ndim - 1)))
     return p * d_mixed + d * query - c[..., None] * v, d_query
 
-  sources = operands.bank, operands.recent
-  onto = jax.tree.map(jnp.zeros_like, sources) if d_sources is None else d_sources
-  d_groups, d_query = each_source(pulled_back, operands, weights, d_dot, shrink, onto=onto)
-  d_bank = None if operands.bank is None else d_groups.pop(0)
-  return Cotangents(d_bank, tuple(d[0] for d in d_groups), d_query, d_scale)
+  numbers = weights, d_dot, shrink
+  return Cotangents(*add_to_cotangents(pulled_back, operands, d_sources, *numbers), d_scale)
 
 
 def _valid(operands: Operands) -> Array:

@@ -1,81 +1,111 @@
-"""What a direct read does to each of its sources: to one after another, or to all at once."""
+"""What a read does to each of its sources, which are never stacked.
 
-from collections.abc import Callable
+On CPUs one slot of the bank follows another, so that all that is done with a source finds it in the
+cache, and slots that hold nothing are not touched. Elsewhere it is done to all slots at once.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from resjax.base import Array, PyTree
+from resjax.base import Array, PyTree, wide_dtype
 from resjax.base.sharding import typed_like
 from resjax.kernels.depth_attention.operands import Operands
-from resjax.kernels.depth_attention.reference.groups import sources_of, split, wide
 from resjax.kernels.depth_attention.sources import Sources
 
-# one(source, its row of each of the numbers) -> arrays of this source, a term of the sum.
+# one(source, its row of each of the numbers) -> arrays of this source, and a term of a sum over all
+# sources, which is zero where a slot holds nothing; both at least in float32.
 One = Callable[..., tuple[PyTree, PyTree]]
 
 
-def each_source(
-  one: One, operands: Operands, *numbers: Array, onto: PyTree = None
-) -> tuple[list[PyTree], PyTree]:
-  """Applies a function to every source.
-
-  On CPUs one slot of the bank follows another, so that all that is done with a source finds it in
-  the cache, and slots that hold nothing are not touched. Elsewhere it is done to all slots at once.
-
-  Args:
-    one: the function; its results are at least float32.
-    operands: of the read.
-    *numbers: arrays [N, ...].
-    onto: bank and recent arrays, to which the array of each source is added; or None.
+def each_source(one: One, operands: Operands, *numbers: Array) -> tuple[PyTree, PyTree]:
+  """Applies a function to every source, with the rows of `numbers` [N, ...].
 
   Returns:
-    For every group the arrays [n, ...], and the sum of the terms. Of slots that hold nothing the
-    arrays are arbitrary, and the terms must be zero.
+    The arrays of all sources, small ones, joined: [N, ...], arbitrary for slots that hold nothing;
+    and the sum of the terms.
   """
+  found, total = _each_group(one, operands, numbers, itertools.repeat(None))
+  return jax.tree.map(lambda *groups: jnp.concatenate(groups), *found), total
+
+
+def add_to_cotangents(
+  one: One, operands: Operands, d_sources: PyTree, *numbers: Array
+) -> tuple[Array | None, tuple[Array, ...], Array]:
+  """Adds what a function returns for every source to its cotangent, see `each_source`.
+
+  Returns:
+    Cotangents of the bank, or None, and of the recent sources; and the sum of the terms.
+  """
+  sources = operands.bank, operands.recent
+  bank, recent = jax.tree.map(jnp.zeros_like, sources) if d_sources is None else d_sources
+  found, total = _each_group(one, operands, numbers, Sources(recent, bank).groups())
+  bank = None if bank is None else found.pop(0)
+  return bank, tuple(group[0] for group in found), total
+
+
+def sources_of(operands: Operands) -> Sources:
+  """Returns the sources of a read."""
+  return Sources(operands.recent, operands.bank, operands.counts[0])
+
+
+def wide(x: Array) -> Array:
+  """Returns x in float32 or wider."""
+  return x.astype(wide_dtype(x))
+
+
+def _each_group(
+  one: One, operands: Operands, numbers: Sequence[Array], onto: Iterable[Array | None]
+) -> tuple[list[PyTree], PyTree]:
+  """Returns the arrays of each group, the bank and each recent source, and the sum of all terms."""
   groups = sources_of(operands).groups()
-  totals = [None] * len(groups) if onto is None else Sources(onto[1], onto[0]).groups()
-  rows = zip(groups, *(split(part, groups, 0) for part in numbers), strict=True)
-  found = [_group(one, operands.counts[0], *both) for both in zip(totals, rows, strict=True)]
-  arrays, terms = zip(*found, strict=True)
-  return list(arrays), jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *terms)
+  ends = list(itertools.accumulate(len(group) for group in groups))[:-1]
+  parts = zip(groups, *(jnp.split(rows, ends) for rows in numbers), strict=True)
+  found = []
+  for rows, total in zip(parts, onto, strict=False):
+    if rows[0] is not operands.bank:
+      found.append(_at_once(one, 1, total, rows))
+      continue
+    cpu, default = (partial(way, one) for way in (_in_turn, _at_once))
+    count = operands.counts[0]
+    found.append(lax.platform_dependent(count, total, rows, cpu=cpu, default=default))
+  terms = [term for _, term in found]
+  return [arrays for arrays, _ in found], jax.tree.map(lambda *of: sum(of[1:], of[0]), *terms)
 
 
-def _group(one: One, count: Array, total: PyTree, rows: tuple[Array, ...]) -> tuple[PyTree, PyTree]:
-  if len(rows[0]) == 1:
-    return _at_once(one, count, total, rows)
-  cpu, default = (partial(way, one) for way in (_in_turn, _at_once))
-  return lax.platform_dependent(count, total, rows, cpu=cpu, default=default)
-
-
-def _at_once(one: One, _: Array, total: PyTree, rows: tuple[Array, ...]) -> tuple[PyTree, PyTree]:
+def _at_once(
+  one: One, count: Array | int, onto: PyTree, rows: tuple[Array, ...]
+) -> tuple[PyTree, PyTree]:
+  del count  # what slots that hold nothing give is multiplied by zero
   arrays, terms = jax.vmap(one)(*rows)
-  return _added(total, arrays), jax.tree.map(lambda a: jnp.sum(a, axis=0), terms)
+  return _added(onto, arrays), jax.tree.map(lambda term: jnp.sum(term, axis=0), terms)
 
 
 def _in_turn(
-  one: One, count: Array, total: PyTree, rows: tuple[Array, ...]
+  one: One, count: Array, onto: PyTree, rows: tuple[Array, ...]
 ) -> tuple[PyTree, PyTree]:
   def row(n: Array, arrays: PyTree) -> PyTree:
     return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, n, keepdims=False), arrays)
 
   def step(n: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+    found, total = carry
     arrays, term = one(*row(n, rows))
-    arrays = _added(None if total is None else row(n, carry[0]), arrays)
+    arrays = _added(row(n, onto), arrays)
     put = partial(lax.dynamic_update_index_in_dim, index=n, axis=0)
-    return jax.tree.map(put, carry[0], arrays), jax.tree.map(jnp.add, carry[1], term)
+    return jax.tree.map(put, found, arrays), jax.tree.map(jnp.add, total, term)
 
-  def step_if_there(n: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+  def step_if_valid(n: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
     return lax.cond(n < count, step, lambda _, carry: carry, n, carry)
 
-  shapes = jax.eval_shape(partial(_at_once, one), count, total, rows)
-  first = jax.tree.map(lambda a: typed_like(jnp.zeros(a.shape, a.dtype), a), shapes)
-  return lax.fori_loop(
-    0, len(rows[0]), step_if_there, (first[0] if total is None else total, first[1])
-  )
+  shapes = jax.eval_shape(partial(_at_once, one), count, onto, rows)
+  zeros = jax.tree.map(lambda a: typed_like(jnp.zeros(a.shape, a.dtype), a), shapes)
+  first = zeros if onto is None else (onto, zeros[1])
+  return lax.fori_loop(0, len(rows[0]), step_if_valid, first)
 
 
-def _added(total: PyTree, arrays: PyTree) -> PyTree:
-  return arrays if total is None else (wide(total) + arrays).astype(total.dtype)
+def _added(onto: Array | None, arrays: PyTree) -> PyTree:
+  return arrays if onto is None else (wide(onto) + arrays).astype(onto.dtype)

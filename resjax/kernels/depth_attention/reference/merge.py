@@ -12,7 +12,7 @@ from resjax.kernels.depth_attention.operands import (
   Read,
   away_from_zero,
 )
-from resjax.kernels.depth_attention.reference.groups import wide
+from resjax.kernels.depth_attention.reference.each_source import wide
 
 _WORD = jnp.dtype("int16")  # holds the remainders of four channels
 
