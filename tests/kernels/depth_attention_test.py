@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from resjax.kernels.depth_attention import Sources, depth_attention, make_bank, store
+from resjax.kernels.depth_attention.operands import Operands, Read
+from resjax.kernels.depth_attention.reference import direct
 from resjax.testing.compare import assert_close
 from tests.helpers import reference
+from tests.helpers.gpus import lowered
 
 D, TOKENS = 16, (2, 3)
 COUNTS = (1, 2, 5, 9, 16)
@@ -122,6 +125,34 @@ def test_slots_that_are_not_valid_do_not_leak(garbage, num_valid, heads):
   assert_close(shared, wants, 1e-5)
   assert_close(d_bank[:num_valid], d_sources, 1e-5)
   np.testing.assert_array_equal(d_bank[num_valid:], 0)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_sources_in_turn_and_at_once_give_the_same(monkeypatch, heads):
+  """CPUs take slots of the bank in turn, other platforms all at once."""
+  query, _, sources, dh = wide(*example(6))
+  operands = Operands(sources[:5], (sources[5],), np.int32([3, 1]), query, dh, 1 + query)
+  read = Read(heads, 1e-6, adds=True, threaded=True)
+
+  def found():
+    out, running, stats = direct.forward(read, operands)
+    kept = operands._replace(recent=(running,), addend=None)
+    later = 2 * sources[:5], (2 * running,)
+    return (out, running), direct.backward(read, kept, stats, dh, later)
+
+  with jax.enable_x64(True):
+    got = found()
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *a, cpu, default: default(*a))
+    want = found()
+  assert_close(got, want, 1e-14)
+  np.testing.assert_array_equal(got[1].bank[3:], 2 * sources[3:5])
+
+
+@pytest.mark.parametrize(("platform", "in_turn"), [("cpu", True), ("tpu", False), ("cuda", False)])
+def test_a_cpu_takes_the_slots_of_a_bank_in_turn(platform, in_turn):
+  query, gain, sources, _ = example(5)
+  grad = jax.grad(lambda bank: jnp.sum(banked(query, gain, bank, 3)))
+  assert ("stablehlo.while" in lowered(grad, sources, platform=platform)) == in_turn
 
 
 @pytest.mark.parametrize("traced", [False, True])

@@ -66,27 +66,24 @@ def _each_group(
   ends = list(itertools.accumulate(len(group) for group in groups))[:-1]
   parts = zip(groups, *(jnp.split(rows, ends) for rows in numbers), strict=True)
   found = []
-  for rows, total in zip(parts, onto, strict=False):
-    if rows[0] is not operands.bank:
-      found.append(_at_once(one, 1, total, rows))
-      continue
-    cpu, default = (partial(way, one) for way in (_in_turn, _at_once))
-    count = operands.counts[0]
-    found.append(lax.platform_dependent(count, total, rows, cpu=cpu, default=default))
+  for both in zip(parts, onto, strict=False):
+    if both[0][0] is operands.bank:
+      cpu, default = partial(_in_turn, one, operands.counts[0]), partial(_at_once, one)
+      found.append(lax.platform_dependent(*both, cpu=cpu, default=default))
+    else:
+      found.append(_at_once(one, *both))
   terms = [term for _, term in found]
   return [arrays for arrays, _ in found], jax.tree.map(lambda *of: sum(of[1:], of[0]), *terms)
 
 
-def _at_once(
-  one: One, count: Array | int, onto: PyTree, rows: tuple[Array, ...]
-) -> tuple[PyTree, PyTree]:
-  del count  # what slots that hold nothing give is multiplied by zero
+def _at_once(one: One, rows: tuple[Array, ...], onto: Array | None) -> tuple[PyTree, PyTree]:
+  # What slots that hold nothing give is multiplied by zero.
   arrays, terms = jax.vmap(one)(*rows)
   return _added(onto, arrays), jax.tree.map(lambda term: jnp.sum(term, axis=0), terms)
 
 
 def _in_turn(
-  one: One, count: Array, onto: PyTree, rows: tuple[Array, ...]
+  one: One, count: Array, rows: tuple[Array, ...], onto: Array | None
 ) -> tuple[PyTree, PyTree]:
   def row(n: Array, arrays: PyTree) -> PyTree:
     return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, n, keepdims=False), arrays)
@@ -101,7 +98,7 @@ def _in_turn(
   def step_if_valid(n: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
     return lax.cond(n < count, step, lambda _, carry: carry, n, carry)
 
-  shapes = jax.eval_shape(partial(_at_once, one), count, onto, rows)
+  shapes = jax.eval_shape(partial(_at_once, one), rows, onto)
   zeros = jax.tree.map(lambda a: typed_like(jnp.zeros(a.shape, a.dtype), a), shapes)
   first = zeros if onto is None else (onto, zeros[1])
   return lax.fori_loop(0, len(rows[0]), step_if_valid, first)
