@@ -133,7 +133,8 @@ def run(
     tokens: segments and caches for combinators that mix tokens, see `Combinator.init`.
     remat: one of `REMAT`: what a layer keeps for the reverse pass. `none`: all; `full`: its inputs;
       `dots`: its inputs and the results of its linear maps.
-    unroll: whether a Python loop runs the layers instead of a scan; for tests and very few layers.
+    unroll: whether a Python loop runs the layers instead of a scan; for tests and very few layers,
+      and under `jax.disable_jit` in any case.
 
   Returns:
     The combinator's final read.
@@ -204,6 +205,7 @@ def over_layers(
     allowed = ", ".join(REMAT)
     raise ValueError(f"remat={remat!r} (config.model.remat) is not known; allowed: {allowed}")
   combinator.check_scaled_init()
+  unroll = unroll or jax.config.jax_disable_jit  # type: ignore[attr-defined]  # has no stub
   if combinator.strategy == "loop" and not unroll:
     raise ValueError(
       "the layers of this combinator differ in shape and cannot be scanned; "

@@ -46,12 +46,13 @@ def test_tables_of_all_layers_are_kept_once_and_not_once_per_layer(name):
   assert not [a.shape for a in leaves if a.shape[:2] == (toy.L, toy.L + 1)]
 
 
-@walks.names("denseformer", among=("denseformer", "block_attn_res"))
-def test_loops_that_are_not_compiled_have_the_same_gradients(name):
+@pytest.mark.parametrize("remat", ["none", "full"])
+@walks.names("denseformer", among=("standard", "denseformer", "block_attn_res"))
+def test_loops_that_are_not_compiled_have_the_same_gradients(name, remat):
   made = toy.build(name, {})
 
   def total(layers, x):
-    return (depth.run(made, layers, x, toy.branch, remat="full") ** 2).sum()
+    return (depth.run(made, layers, x, toy.branch, remat=remat) ** 2).sum()
 
   arguments = toy.layers(), jnp.asarray(toy.embeddings())
   want = jax.grad(total)(*arguments)
