@@ -7,7 +7,7 @@ import pytest
 
 from resjax.kernels.depth_attention import Sources, depth_attention, make_bank, store
 from resjax.kernels.depth_attention.operands import Operands, Read
-from resjax.kernels.depth_attention.reference import direct
+from resjax.kernels.depth_attention.reference import direct, each_source
 from resjax.testing.compare import assert_close
 from tests.helpers import reference
 from tests.helpers.gpus import lowered
@@ -129,7 +129,8 @@ def test_slots_that_are_not_valid_do_not_leak(garbage, num_valid, heads):
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_sources_in_turn_and_at_once_give_the_same(monkeypatch, heads):
-  """CPUs take slots of the bank in turn, other platforms all at once."""
+  """CPUs take slots of a large bank in turn, other platforms all at once."""
+  monkeypatch.setattr(each_source, "_CACHE", 0)
   query, _, sources, dh = wide(*example(6))
   operands = Operands(sources[:5], (sources[5],), np.int32([3, 1]), query, dh, 1 + query)
   read = Read(heads, 1e-6, adds=True, threaded=True)
@@ -149,10 +150,12 @@ def test_sources_in_turn_and_at_once_give_the_same(monkeypatch, heads):
 
 
 @pytest.mark.parametrize(("platform", "in_turn"), [("cpu", True), ("tpu", False), ("cuda", False)])
-def test_a_cpu_takes_the_slots_of_a_bank_in_turn(platform, in_turn):
-  query, gain, sources, _ = example(5)
+def test_a_cpu_takes_the_slots_of_a_large_bank_in_turn(platform, in_turn):
+  query, gain, *_ = example(1)
   grad = jax.grad(lambda bank: jnp.sum(banked(query, gain, bank, 3)))
-  assert ("stablehlo.while" in lowered(grad, sources, platform=platform)) == in_turn
+  for tokens, large in ((16, False), (4096, True)):
+    text = lowered(grad, jnp.ones((5, tokens, D)), platform=platform)
+    assert ("stablehlo.while" in text) == (in_turn and large)
 
 
 @pytest.mark.parametrize("traced", [False, True])

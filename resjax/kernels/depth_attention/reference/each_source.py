@@ -1,7 +1,7 @@
 """What a read does to each of its sources, which are never stacked.
 
-On CPUs one slot of the bank follows another, so that all that is done with a source finds it in the
-cache, and slots that hold nothing are not touched. Elsewhere it is done to all slots at once.
+On CPUs one slot of a large bank follows another, so that all that is done with a source finds it in
+the cache, and slots that hold nothing are not touched. Elsewhere it is done to all slots at once.
 """
 
 import itertools
@@ -20,6 +20,7 @@ from resjax.kernels.depth_attention.sources import Sources
 # one(source, its row of each of the numbers) -> arrays of this source, and a term of a sum over all
 # sources, which is zero where a slot holds nothing; both at least in float32.
 One = Callable[..., tuple[PyTree, PyTree]]
+_CACHE = 2**20  # bytes; a bank that fits into it, as one of few tokens does, is read at once
 
 
 def each_source(one: One, operands: Operands, *numbers: Array) -> tuple[PyTree, PyTree]:
@@ -67,7 +68,7 @@ def _each_group(
   parts = zip(groups, *(jnp.split(rows, ends) for rows in numbers), strict=True)
   found = []
   for both in zip(parts, onto, strict=False):
-    if both[0][0] is operands.bank:
+    if both[0][0] is operands.bank and operands.bank.nbytes > _CACHE:
       cpu, default = partial(_in_turn, one, operands.counts[0]), partial(_at_once, one)
       found.append(lax.platform_dependent(*both, cpu=cpu, default=default))
     else:
@@ -91,7 +92,7 @@ def _in_turn(
   def step(n: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
     found, total = carry
     arrays, term = one(*row(n, rows))
-    arrays = _added(row(n, onto), arrays)
+    arrays = _added(None if onto is None else row(n, found), arrays)
     put = partial(lax.dynamic_update_index_in_dim, index=n, axis=0)
     return jax.tree.map(put, found, arrays), jax.tree.map(jnp.add, total, term)
 
