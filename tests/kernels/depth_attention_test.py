@@ -130,7 +130,7 @@ def test_slots_that_are_not_valid_do_not_leak(garbage, num_valid, heads):
 @pytest.mark.parametrize("heads", HEADS)
 def test_sources_in_turn_and_at_once_give_the_same(monkeypatch, heads):
   """CPUs take slots of a large bank in turn, other platforms all at once."""
-  monkeypatch.setattr(each_source, "_CACHE", 0)
+  monkeypatch.setattr(each_source, "_SMALL", 0)
   query, _, sources, dh = wide(*example(6))
   operands = Operands(sources[:5], (sources[5],), np.int32([3, 1]), query, dh, 1 + query)
   read = Read(heads, 1e-6, adds=True, threaded=True)

@@ -20,7 +20,7 @@ from resjax.kernels.depth_attention.sources import Sources
 # one(source, its row of each of the numbers) -> arrays of this source, and a term of a sum over all
 # sources, which is zero where a slot holds nothing; both at least in float32.
 One = Callable[..., tuple[PyTree, PyTree]]
-_CACHE = 2**20  # bytes; a bank that fits into it, as one of few tokens does, is read at once
+_SMALL = 2**16  # bytes of a bank that is read at once, as one of few tokens is
 
 
 def each_source(one: One, operands: Operands, *numbers: Array) -> tuple[PyTree, PyTree]:
@@ -68,7 +68,7 @@ def _each_group(
   parts = zip(groups, *(jnp.split(rows, ends) for rows in numbers), strict=True)
   found = []
   for both in zip(parts, onto, strict=False):
-    if both[0][0] is operands.bank and operands.bank.nbytes > _CACHE:
+    if both[0][0] is operands.bank and operands.bank.nbytes > _SMALL:
       cpu, default = partial(_in_turn, one, operands.counts[0]), partial(_at_once, one)
       found.append(lax.platform_dependent(*both, cpu=cpu, default=default))
     else:
