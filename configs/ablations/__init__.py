@@ -7,12 +7,16 @@ The first run of a sweep is its reference. A file here has two functions:
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from configs import base, gpt2_124m, tiny
 
 GRANULARITIES = ("layer", "depth_mixture", "token", "channel")  # of gates; the first is the default
+# `CURVES` of sweeps of cuts: the horizontal axis of the plot, and the setting that each line stands
+# for. Runs without them are horizontal lines.
+CURVES = ("model.residual.attenuation.layers", "model.residual.attenuation.alpha")
 
 
 def get_config(size: str = "tiny") -> ConfigDict:
@@ -44,12 +48,18 @@ def set_kind(config: ConfigDict, kind: str) -> None:
     config.model.moe.expert_dim = config.model.mlp_dim // 2
 
 
+def system(name: str, **options: Any) -> dict:
+  """Returns the overrides that choose a combinator, with options that are not its defaults."""
+  own = {f"model.residual.{name}.{key}": value for key, value in options.items()}
+  return {"model.residual.name": name, **own}
+
+
 def each_combinator() -> Iterator[tuple[str, dict]]:
   """Yields a run with every combinator of resjax and its defaults."""
   from resjax import combinators  # imports JAX, which a config need not wait for
 
   for name in combinators.names(shipped=True):
-    yield name, {"model.residual.name": name}
+    yield name, system(name)
 
 
 def systems() -> Iterator[tuple[str, dict]]:
@@ -64,19 +74,16 @@ def systems() -> Iterator[tuple[str, dict]]:
 def gates(granularities: Iterable[str] = GRANULARITIES) -> Iterator[tuple[str, dict]]:
   """Yields runs with a learned gate, one for each granularity."""
   for granularity in granularities:
-    overrides = {"model.residual.name": "gate", "model.residual.gate.granularity": granularity}
-    yield f"gate-{granularity}", overrides
+    yield f"gate-{granularity}", system("gate", granularity=granularity)
+
+
+def cut(layer: int, alpha: float) -> dict:
+  """Returns the overrides of a run that cuts the residual path at one layer."""
+  return system("attenuation", layers=(layer,), alpha=alpha)
 
 
 def cuts(config: ConfigDict, alphas: Iterable[float]) -> Iterator[tuple[str, dict]]:
   """Yields runs that cut the residual path at one layer, one for each layer and alpha."""
   for alpha in alphas:
     for layer in range(config.model.num_layers):
-      yield (
-        f"cut-layer{layer}-alpha{alpha:g}",
-        {
-          "model.residual.name": "attenuation",
-          "model.residual.attenuation.layers": (layer,),
-          "model.residual.attenuation.alpha": alpha,
-        },
-      )
+      yield f"cut-layer{layer}-alpha{alpha:g}", cut(layer, alpha)

@@ -65,14 +65,6 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
   best, emergence = config.model.residual.attenuation.layers
   yield "standard", {"model.residual.name": "standard"}
   yield "gate", {"model.residual.name": "gate"}
-  yield "cut-best", _cut(best, config.model.residual.attenuation.alpha)
-  yield "cut-last", _cut(-1, 0.5)
-  yield "cut-emergence", _cut(emergence, 0.5)
-
-
-def _cut(layer: int, alpha: float) -> dict:
-  return {
-    "model.residual.name": "attenuation",
-    "model.residual.attenuation.layers": (layer,),
-    "model.residual.attenuation.alpha": alpha,
-  }
+  yield "cut-best", ablations.cut(best, config.model.residual.attenuation.alpha)
+  yield "cut-last", ablations.cut(-1, 0.5)
+  yield "cut-emergence", ablations.cut(emergence, 0.5)

@@ -22,9 +22,7 @@ from ml_collections import ConfigDict
 from configs import ablations
 
 ALPHAS = (0.0, 0.25, 0.5)
-# The plot's horizontal axis, and the setting that each line stands for. Runs without them are
-# horizontal lines.
-CURVES = ("model.residual.attenuation.layers", "model.residual.attenuation.alpha")
+CURVES = ablations.CURVES
 
 
 def get_config(size: str = "tiny") -> ConfigDict:

@@ -33,6 +33,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import base
+from configs.ablations import system
 
 STEPS = 3_000
 PLAN = {
@@ -62,24 +63,10 @@ def get_config() -> ConfigDict:
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-  yield "standard", {"model.residual.name": "standard"}
-  for arm, dynamic in (("hc-static-n4", False), ("hc-dynamic-n4", True)):
-    yield (
-      arm,
-      {
-        "model.residual.name": "hyper_connections",
-        "model.residual.hyper_connections.dynamic": dynamic,
-      },
-    )
-  yield (
-    "mhc-n4",
-    {
-      "model.residual.name": "mhc",
-      "model.residual.mhc.init": "uniform",
-      "model.residual.mhc.gate_eps": 1e-6,
-      "model.residual.mhc.head": "learned",
-    },
-  )
-  yield "muddformer", {"model.residual.name": "muddformer"}
-  yield "mhar-h4", {"model.residual.name": "attn_res", "model.residual.attn_res.num_heads": 4}
-  yield "attnres-full", {"model.residual.name": "attn_res"}
+  yield "standard", system("standard")
+  yield "hc-static-n4", system("hyper_connections", dynamic=False)
+  yield "hc-dynamic-n4", system("hyper_connections", dynamic=True)
+  yield "mhc-n4", system("mhc", init="uniform", gate_eps=1e-6, head="learned")
+  yield "muddformer", system("muddformer")
+  yield "mhar-h4", system("attn_res", num_heads=4)
+  yield "attnres-full", system("attn_res")

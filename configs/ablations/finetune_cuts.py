@@ -24,9 +24,7 @@ from configs import ablations, finetune
 
 ALPHAS = (0.5, 0.9)
 STILL = 1e-6  # of the rate: what is left for all parameters but the gates
-# The plot's horizontal axis, and the setting that each line stands for. Runs without them are
-# horizontal lines.
-CURVES = ("model.residual.attenuation.layers", "model.residual.attenuation.alpha")
+CURVES = ablations.CURVES
 _NUM_LAYERS = ("num_hidden_layers", "n_layer")  # names of the setting in a config.json
 _MOST_LAYERS = 10_000
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from configs import ablations
 from configs.ablations import compare
 
 PLAN = {
@@ -44,22 +45,9 @@ def get_config() -> ConfigDict:
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
   last = config.model.num_layers - 1
   yield "standard", {"model.residual.name": "standard"}
-  for name, layer, alpha in (
-    ("cut-layer8-alpha0.5", 8, 0.5),
-    ("cut-last-alpha0.5", last, 0.5),
-    ("cut-last-alpha0.9", last, 0.9),
-  ):
-    yield (
-      name,
-      {
-        "model.residual.name": "attenuation",
-        "model.residual.attenuation.layers": (layer,),
-        "model.residual.attenuation.alpha": alpha,
-      },
-    )
+  yield "cut-layer8-alpha0.5", ablations.cut(8, 0.5)
+  yield "cut-last-alpha0.5", ablations.cut(last, 0.5)
+  yield "cut-last-alpha0.9", ablations.cut(last, 0.9)
   yield "gate-layer", {"model.residual.name": "gate"}
-  yield (
-    "gate-token",
-    {"model.residual.name": "gate", "model.residual.gate.granularity": "token"},
-  )
+  yield "gate-token", ablations.system("gate", granularity="token")
   yield "gate-lr10", {"model.residual.name": "gate", "optim.combinator_lr_multiplier": 10.0}

@@ -57,9 +57,7 @@ def get_config() -> ConfigDict:
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
   yield "standard", {"model.residual.name": "standard"}
-  yield "gate", {"model.residual.name": "gate", "model.residual.gate.granularity": "layer"}
-  last = {"attenuation.layers": (-1,), "attenuation.alpha": 0.5}
-  cut = {f"model.residual.{key}": value for key, value in last.items()}
-  yield "cut-last", {"model.residual.name": "attenuation", **cut}
+  yield "gate", ablations.system("gate", granularity="layer")
+  yield "cut-last", ablations.cut(-1, 0.5)
   for name in ("block_attn_res", "attn_res", "denseformer", "x0_residual", "hyper_connections"):
     yield name, {"model.residual.name": name}

@@ -35,9 +35,7 @@ PLAN = {
   "contrasts": tuple((arm, "unchanged") for arm in ("cut-last", *GATES)),
   "seeds": (1, 2, 3, 4, 5),  # not the parent's 0, with which its first rows would come again
 }
-# The plot's horizontal axis, and the setting that each line stands for. Runs without them are
-# horizontal lines.
-CURVES = ("model.residual.attenuation.layers", "model.residual.attenuation.alpha")
+CURVES = ablations.CURVES
 
 
 def get_config(folder: str = "") -> ConfigDict:

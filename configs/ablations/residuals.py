@@ -32,10 +32,5 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
   num_layers, default = config.model.num_layers, config.model.residual.block_attn_res
   for size in range(1, num_layers + 1):
     if num_layers % size == 0 and size != default.layers_per_block:
-      yield (
-        f"block_attn_res-layers{size}",
-        {
-          "model.residual.name": "block_attn_res",
-          "model.residual.block_attn_res.layers_per_block": size,
-        },
-      )
+      overrides = ablations.system("block_attn_res", layers_per_block=size)
+      yield f"block_attn_res-layers{size}", overrides
