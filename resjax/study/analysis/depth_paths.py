@@ -203,13 +203,10 @@ class _Carried(WrappedPath):
     own = state.state if isinstance(state, _Within) else state
     return self.inner.read(own, self.order[...][layer], site)
 
-  def write(
-    self, state: PyTree, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> PyTree:  # fmt: skip
+  def write(self, state: PyTree, layer: Layer, site: str, out: Array, **rest: Any) -> PyTree:
     own, entered = state if isinstance(state, _Within) else (state, state)
     number = self.order[...][layer]
-    after = self.inner.write(own, number, site, out, normed=normed, tape=tape)
+    after = self.inner.write(own, number, site, out, **rest)
     if site != self.sites[-1]:
       return _Within(after, entered)
     runs = self.keep[...][layer]
@@ -222,7 +219,9 @@ class _Carried(WrappedPath):
     state = visit.before.state if isinstance(visit.before, _Within) else visit.before
     found = self.inner.coefficients(state, self.order[...][visit.layer], visit.site)[1]
     shape = *[self.inner.num_streams] * 2, *visit.out.shape[:-1]
-    return jnp.broadcast_to(_eye(shape) if found is None else found, shape)
+    if found is None:
+      found = jnp.expand_dims(jnp.eye(shape[0]), range(2, len(shape)))
+    return jnp.broadcast_to(found, shape)
 
 
 class _WithoutLayers(WrappedPath):
@@ -237,12 +236,9 @@ class _WithoutLayers(WrappedPath):
     super().__init__(inner)
     self.keep = nnx.Variable(keep)
 
-  def write(
-    self, state: PyTree, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> PyTree:  # fmt: skip
+  def write(self, state: PyTree, layer: Layer, site: str, out: Array, **rest: Any) -> PyTree:
     out = jnp.where(self.keep[...][layer], out, 0)
-    return super().write(state, layer, site, out, normed=normed, tape=tape)
+    return super().write(state, layer, site, out, **rest)
 
 
 class _Sources(_WithoutLayers):
@@ -336,11 +332,8 @@ class _Taps(WrappedPath):
     state = super().init(x, tokens)
     return self._moved(state, carried(self, state) + self.first[...])
 
-  def write(
-    self, state: PyTree, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> PyTree:  # fmt: skip
-    after = super().write(state, layer, site, out, normed=normed, tape=tape)
+  def write(self, state: PyTree, layer: Layer, site: str, out: Array, **rest: Any) -> PyTree:
+    after = super().write(state, layer, site, out, **rest)
     if site != self.sites[-1]:
       return after
     tapped = _tapped(carried(self, after), self.probe[...])
@@ -371,7 +364,3 @@ def _tapped_reverse(cotangent: Array, _: Array) -> tuple[Array, Array]:
 
 
 _tapped.defvjp(_tapped_forward, _tapped_reverse)
-
-
-def _eye(shape: tuple[int, ...]) -> Array:
-  return jnp.eye(shape[0]).reshape(shape[0], shape[1], *(1,) * (len(shape) - 2))

@@ -57,13 +57,10 @@ class FrozenPath(WrappedPath):
     views, tape = super().read(state, layer, site)
     return lax.stop_gradient(views), tape
 
-  def write(
-    self, state: PyTree, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> PyTree:  # fmt: skip
+  def write(self, state: PyTree, layer: Layer, site: str, out: Array, **rest: Any) -> PyTree:
     """Returns the state after a write that has its scale. See `Combinator.write`."""
     out = self._scaled(out, self._position(layer, site))
-    return super().write(state, layer, site, out, normed=normed, tape=tape)
+    return super().write(state, layer, site, out, **rest)
 
   def final(self, state: PyTree) -> Array:
     """Returns the output; sources keep the weights of the last read. See `Combinator.final`."""

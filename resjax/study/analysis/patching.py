@@ -12,7 +12,7 @@ from flax import nnx
 from jax import lax
 
 from resjax.base import Array, PyTree
-from resjax.combinators import Combinator, Layer, TokenContext, Views
+from resjax.combinators import Combinator, Layer, TokenContext
 from resjax.models import Decoder
 from resjax.study.analysis.alignment import DepthPosition
 from resjax.study.analysis.probing import ProbeConfig
@@ -209,11 +209,8 @@ class _PatchedPath(WrappedPath):
   def init(self, x: Array, tokens: TokenContext | None = None) -> PyTree:
     return self._patched(super().init(x, tokens), 0)
 
-  def write(
-    self, state: PyTree, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> PyTree:  # fmt: skip
-    after = super().write(state, layer, site, out, normed=normed, tape=tape)
+  def write(self, state: PyTree, layer: Layer, site: str, out: Array, **rest: Any) -> PyTree:
+    after = super().write(state, layer, site, out, **rest)
     return self._patched(after, self._position(layer, site))
 
   def _patched(self, state: PyTree, place: int) -> PyTree:

@@ -9,7 +9,7 @@ from flax import nnx
 
 from resjax import combinators
 from resjax.base import Array, PyTree, wide_dtype
-from resjax.combinators import Combinator, Layer, Views
+from resjax.combinators import Combinator, Layer
 from resjax.models import Decoder
 from resjax.study.analysis.wrapped_path import WrappedPath, with_path
 
@@ -39,13 +39,10 @@ class AttenuatedPath(WrappedPath):
     # A supported combinator has parameters per layer alone, or none of them.
     self.per_layer = ("factors", "inner") if inner.per_layer else ("factors",)
 
-  def write(
-    self, state: PyTree, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> PyTree:  # fmt: skip
+  def write(self, state: PyTree, layer: Layer, site: str, out: Array, **rest: Any) -> PyTree:
     """See `Combinator.write`."""
     stream = self._row(self.factors, layer, site) * state.astype(wide_dtype(state))
-    written = self.inner.write(stream, layer, site, out, normed=normed, tape=tape)
+    written = self.inner.write(stream, layer, site, out, **rest)
     return written.astype(jnp.promote_types(state.dtype, out.dtype))
 
 
@@ -66,9 +63,8 @@ class AttenuatedSources(WrappedPath):
     self.factors = nnx.Variable(factors)
 
   def write(
-    self, state: PyTree, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> PyTree:  # fmt: skip
+    self, state: PyTree, layer: Layer, site: str, out: Array, *, tape: Any = None, **rest: Any
+  ) -> PyTree:
     """See `Combinator.write`."""
     factor = self.factors[...][layer, self.sites.index(site)]
 
@@ -77,7 +73,7 @@ class AttenuatedSources(WrappedPath):
       return (factor * value.astype(wide_dtype(value))).astype(value.dtype) if is_state else value
 
     state, tape = jax.tree.map(scale, (state, tape))
-    return self.inner.write(state, layer, site, out, normed=normed, tape=tape)
+    return self.inner.write(state, layer, site, out, tape=tape, **rest)
 
 
 def attenuate(decoder: Decoder, factors: Array | np.ndarray) -> Decoder:

@@ -34,12 +34,9 @@ class WrappedPath(Combinator):
     """See `Combinator.read`."""
     return self.inner.read(state, layer, site)
 
-  def write(
-    self, state: PyTree, layer: Layer, site: str, out: Array, *,
-    normed: Views | None = None, tape: Any = None,
-  ) -> PyTree:  # fmt: skip
+  def write(self, state: PyTree, layer: Layer, site: str, out: Array, **rest: Any) -> PyTree:
     """See `Combinator.write`."""
-    return self.inner.write(state, layer, site, out, normed=normed, tape=tape)
+    return self.inner.write(state, layer, site, out, **rest)
 
   def final(self, state: PyTree) -> Array:
     """See `Combinator.final`."""
