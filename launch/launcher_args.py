@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from resjax.__main__ import COMMANDS
-from resjax.base import locations, redaction
+from resjax.base import locations, ranges, redaction
 from resjax.cli import shipped, workdir_flag
 
 _MOST_BYTES = 1 << 20  # of a config file
@@ -86,10 +86,8 @@ def require_command(command: Sequence[str]) -> None:
 
 def require_text(text: str, where: str) -> None:
   """Raises ValueError if a text is no UTF-8, as scripts and manifests are."""
-  try:
-    text.encode()
-  except UnicodeEncodeError:
-    raise ValueError(f"{where}: {redaction.words([text])[0]!r} is no UTF-8") from None
+  if not ranges.is_utf8(text):
+    raise ValueError(f"{where}: {redaction.words([text])[0]!r} is no UTF-8")
 
 
 def require_shared_workdir(command: Sequence[str], shared: Sequence[str], otherwise: str) -> None:

@@ -163,7 +163,7 @@ def wrong(value: Any, kind: Any, most: int) -> str:
     if not isinstance(value, str):
       return "a text"
     # TensorStore cannot open what is no UTF-8, and no file can have a zero in its name.
-    return "" if "\0" not in value and _is_utf8(value) else "a text in UTF-8 without zeros"
+    return "" if "\0" not in value and is_utf8(value) else "a text in UTF-8 without zeros"
   is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
   if kind is int:
     if not is_number or not isinstance(value, numbers.Integral):
@@ -180,10 +180,11 @@ def wrong(value: Any, kind: Any, most: int) -> str:
   return ""
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+  """Returns whether a text can be written as UTF-8, which bytes of a command line may not be."""
   try:
     text.encode()
-  except UnicodeEncodeError:  # bytes of a command line that are none
+  except UnicodeEncodeError:
     return False
   return True
 

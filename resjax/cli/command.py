@@ -18,7 +18,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
-from resjax.base import processes, redaction
+from resjax.base import processes, ranges, redaction
 from resjax.base.processes import SIGINT_CODE, Interrupted, raising_ctrl_c
 from resjax.cli import errors, help_text, interrupts, outside, shipped, workdir_flag
 
@@ -211,10 +211,8 @@ def numbers(
 
 def check_text(text: str, flag: str) -> None:
   """Raises ValueError if the text of a flag is no UTF-8."""
-  try:
-    text.encode()
-  except UnicodeEncodeError:
-    raise ValueError(f"{flag}={text!r} is no UTF-8") from None
+  if not ranges.is_utf8(text):
+    raise ValueError(f"{flag}={text!r} is no UTF-8")
 
 
 def config_workdir() -> str | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from etils import epath
 
-from resjax.base import LiteralPath, LocalPath
+from resjax.base import LiteralPath, LocalPath, ranges
 
 
 def absolute(folder: epath.PathLike) -> LiteralPath:
@@ -20,17 +20,9 @@ def absolute(folder: epath.PathLike) -> LiteralPath:
   path = os.path.abspath(text)
   if ".." in Path(text).parts:  # TensorStore leaves out a link before it, where it leads elsewhere
     path = os.path.realpath(text)
-  if "\\" in path or not _is_utf_8(path):
+  if "\\" in path or not ranges.is_utf8(path):
     raise ValueError(
       f"checkpoints cannot be kept in {path!r}: a path without backslashes, in UTF-8, is allowed; "
       "choose another config.workdir"
     )
   return LocalPath(path)
-
-
-def _is_utf_8(text: str) -> bool:
-  try:
-    text.encode()
-  except UnicodeEncodeError:
-    return False
-  return True
