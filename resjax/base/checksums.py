@@ -31,10 +31,8 @@ def record(tree: PyTree) -> Record:
   Args:
     tree: arrays of any sharding, of 1, 2, 4 or 8 bytes an element.
   """
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
-  arrays = [leaf for _, leaf in leaves]
   # The programs run one after the other: several at once may block each other on CPU devices.
-  sums = [jax.device_get(_compiled(_everywhere(x))(x)) for x in arrays]
+  sums = [jax.device_get(_compiled(_everywhere(x))(x)) for x in jax.tree.leaves(tree)]
   return {
     name: {**description, "checksum": f"{int(high):08x}{int(low):08x}"}
     for (name, description), (high, low) in zip(describe(tree).items(), sums, strict=True)
@@ -44,12 +42,15 @@ def record(tree: PyTree) -> Record:
 def describe(tree: PyTree) -> dict[str, dict[str, Any]]:
   """Returns the dtype and shape of each array of a tree by its path; arrays may be abstract."""
   return {
-    jax.tree_util.keystr(path, simple=True, separator="/"): {
-      "dtype": str(leaf.dtype),
-      "shape": list(leaf.shape),
-    }
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    path: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
+    for path, leaf in leaves(tree).items()
   }
+
+
+def leaves(tree: PyTree) -> dict[str, Any]:
+  """Returns the leaves of a tree by their paths, such as layers/mlp/up_proj/kernel."""
+  found = jax.tree_util.tree_leaves_with_path(tree)
+  return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in found}
 
 
 def differences(saved: Record, wanted: PyTree) -> list[str]:
@@ -87,15 +88,12 @@ def not_finite(tree: PyTree, largest: float) -> list[str]:
     tree: arrays of any sharding.
     largest: the magnitude from which on values count.
   """
-  leaves = [
-    (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    if jnp.issubdtype(leaf.dtype, jnp.inexact)
-  ]
+  most = np.float32(largest)
   return [
-    name
-    for name, leaf in leaves
-    if not jax.device_get(_is_below(_everywhere(leaf))(leaf, np.float32(largest)))
+    path
+    for path, leaf in leaves(tree).items()
+    if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    and not jax.device_get(_is_below(_everywhere(leaf))(leaf, most))
   ]
 
 

@@ -5,9 +5,8 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
-import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
@@ -60,7 +59,7 @@ def parameter_shapes(checkpoint: epath.PathLike) -> dict[str, tuple[int, ...]]:
   """
   folder = absolute(checkpoint)
   with _reading(folder):
-    found = leaves(described(folder / "params"))
+    found = checksums.leaves(described(folder / "params"))
     return {path: tuple(leaf.shape) for path, leaf in found.items()}
 
 
@@ -71,12 +70,6 @@ def described(item: LiteralPath) -> PyTree:
     return handler.metadata(item).tree
   finally:
     handler.close()
-
-
-def leaves(tree: PyTree) -> dict[str, Any]:
-  """Returns the leaves of a tree by their paths."""
-  found = jax.tree_util.tree_leaves_with_path(tree)
-  return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in found}
 
 
 def restore_params(checkpoint: epath.PathLike, abstract: PyTree) -> PyTree:

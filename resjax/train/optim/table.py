@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 
-from resjax.base import PyTree
+from resjax.base import PyTree, checksums
 from resjax.train.optim.config import OptimizerConfig
 
 _COMBINATOR = "combinator"  # the folder of its parameters
@@ -83,8 +83,8 @@ def parameter_rows(
     ValueError: a path of `decayed_combinator_paths`, or a name in
       config.optim.combinator_lr_multipliers, names no parameter.
   """
-  leaves = jax.tree_util.tree_leaves_with_path(params)
-  paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+  leaves = checksums.leaves(params)
+  paths = list(leaves)
   for folder in decayed_combinator_paths:
     # Optax also asks about a placeholder, which has no parameters and therefore no paths.
     if paths and not any(_lies_in(path, folder) for path in paths):
@@ -95,7 +95,7 @@ def parameter_rows(
     check_combinator_factors(config, own)
   return [
     _row(path, leaf.shape, config, decayed_combinator_paths, scaling)
-    for path, (_, leaf) in zip(paths, leaves, strict=True)
+    for path, leaf in leaves.items()
   ]
 
 
