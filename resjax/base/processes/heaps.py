@@ -1,8 +1,6 @@
 """The heaps of the C library, of which a process that saves often should have few."""
 
 import ctypes
-import functools
-from collections.abc import Callable
 
 _M_ARENA_MAX = -8  # of glibc's malloc.h
 _HEAPS = 2
@@ -15,11 +13,6 @@ def keep_few() -> None:
   with as many heaps as glibc makes, the run of `python -m tests.soak` grows by 20 MB in 300 saves,
   with two by 8 MB. It has to be called before there are threads.
   """
-  mallopt = _mallopt()
+  mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
   if mallopt is not None:
     mallopt(_M_ARENA_MAX, _HEAPS)
-
-
-@functools.cache
-def _mallopt() -> Callable[[int, int], int] | None:
-  return getattr(ctypes.CDLL(None), "mallopt", None)
