@@ -9,11 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Sequence
 
 from launch.shell import heredoc
-from resjax.base.processes import SIGINT_CODE, Interrupted
+from resjax.base.processes import SIGINT_CODE, Interrupted, signals
 
 _PATIENCE_SECONDS = 10
 _END = "END_OF_TEXT"
@@ -100,7 +99,7 @@ def run(steps: Sequence[Step], go_on: str, dry_run: bool = False) -> None:
     return
   require({step.argv[0] for step in steps})
   done: list[Step] = []
-  with _sigterm_is_ctrl_c():
+  with signals.handlers({signal.SIGTERM: signal.default_int_handler}):  # as Ctrl-C
     for number, step in enumerate(steps, 1):
       shown = step.shown or step
       title = f"step {number} of {len(steps)} ({step.what})"
@@ -186,18 +185,6 @@ def _undo(done: list[Step]) -> str:
   if left:
     return f"; something may be LEFT RUNNING, look and run: {' && '.join(left)}"
   return "; what was made is undone, nothing is left running"
-
-
-@contextlib.contextmanager
-def _sigterm_is_ctrl_c() -> Iterator[None]:
-  def interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-  before = signal.signal(signal.SIGTERM, interrupt)
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGTERM, before)
 
 
 def _reason(error: subprocess.CalledProcessError | OSError) -> str:

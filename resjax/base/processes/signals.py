@@ -71,7 +71,7 @@ def raising(number: int) -> Iterator[None]:
 
   sys.unraisablehook = hook
   try:
-    with _handlers({number: insistent}):
+    with handlers({number: insistent}):
       yield
   except Exception as error:
     if insistent.insists:
@@ -172,19 +172,19 @@ class StopRequest:
 def stop_on_request() -> Iterator[StopRequest]:
   """Turns SIGTERM and the first Ctrl-C in this context into a request, which it gives."""
   request = StopRequest()
-  with _handlers({signal.SIGINT: request.on_signal, signal.SIGTERM: request.on_signal}):
+  with handlers({signal.SIGINT: request.on_signal, signal.SIGTERM: request.on_signal}):
     if processes.active():
       processes.listen_for_preemption()  # from now on JAX handles SIGTERM
     yield request
 
 
 @contextlib.contextmanager
-def _handlers(handlers: dict) -> Iterator[None]:
+def handlers(chosen: dict) -> Iterator[None]:
   """Sets signal handlers in this context, by number; signals reach the main thread alone."""
   if threading.current_thread() is not threading.main_thread():
     yield
     return
-  before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+  before = {number: signal.signal(number, handler) for number, handler in chosen.items()}
   try:
     yield
   finally:

@@ -14,7 +14,7 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from resjax.base.processes import SIGINT_CODE, Interrupted
+from resjax.base.processes import SIGINT_CODE, Interrupted, signals
 from resjax.base.records import METRICS_FILE, read_metrics
 from resjax.cli import outside
 from resjax.study import config_tree
@@ -104,12 +104,8 @@ def _signals_to(process: subprocess.Popen[str]) -> Iterator[list[int]]:
     asked.append(number)
     process.send_signal(number)
 
-  before = {each: signal.signal(each, hand_on) for each in (signal.SIGINT, signal.SIGTERM)}
-  try:
+  with signals.handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM), hand_on)):
     yield asked
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
 
 
 def arguments(group: Sequence[SweepRun]) -> list[str]:
