@@ -58,11 +58,8 @@ def start(
       "config.data.corpora and config.data.tokenizer as they are there, or take configs/finetune.py"
     )
   wanted, theirs = flat(model.abstract), parent.shapes(model.config)
-  norms = _norms(theirs, model)
-  gains = _gains(theirs, norms, model)
-  from_norms = partial(_from_norms, model.combinator)
-  made = jax.eval_shape(from_norms, gains)
-  inheritance = _inheritance(theirs, norms, made, model)
+  inheritance, gains, made = _inherited(theirs, model)
+  norms, from_norms = inheritance.norms, partial(_from_norms, model.combinator)
   abstract = {theirs: wanted[ours] for ours, theirs in inheritance.taken.items()}
   abstract |= {path: gains[place] for place, path in norms.items()}
   found = parent.read(abstract, model.layout)
@@ -88,28 +85,25 @@ def check(parent: Parent, run: Run) -> None:
   theirs = parent.shapes(run.decoder)
   vocab_size = theirs.get("embed/embedding", (run.decoder.vocab_size,))[0]
   model = ModelDef(dataclasses.replace(run.decoder, vocab_size=vocab_size), run.layout)
-  norms = _norms(theirs, model)
-  made = jax.eval_shape(partial(_from_norms, model.combinator), _gains(theirs, norms, model))
-  _inheritance(theirs, norms, made, model)
+  _inherited(theirs, model)
 
 
-def _gains(
-  theirs: Shapes, norms: Mapping[str, str], model: ModelDef
-) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns the gains of a parent's norms by place, without values."""
-  everywhere = model.layout.everywhere
-  return {
+def _inherited(
+  theirs: Shapes, model: ModelDef
+) -> tuple[Inheritance, dict[str, jax.ShapeDtypeStruct], Mapping[str, Any]]:
+  """Matches a model with its parent.
+
+  Besides returns, without values, the gains of the parent's norms by place, and the parameters that
+  come from them by path.
+  """
+  norms, everywhere = _norms(theirs, model), model.layout.everywhere
+  gains = {
     place: jax.ShapeDtypeStruct(theirs[path], jnp.float32, sharding=everywhere)
     for place, path in norms.items()
   }
-
-
-def _inheritance(
-  theirs: Shapes, norms: Mapping[str, str], made: Mapping[str, Any], model: ModelDef
-) -> Inheritance:
-  """Matches a model with its parent; `made` are parameters that come from the parent's norms."""
+  made = jax.eval_shape(partial(_from_norms, model.combinator), gains)
   ours = {path: leaf.shape for path, leaf in flat(model.abstract).items() if path not in made}
-  return match(theirs, ours, norms if made else {})
+  return match(theirs, ours, norms if made else {}), gains, made
 
 
 def _norms(theirs: Shapes, model: ModelDef) -> dict[str, str]:
