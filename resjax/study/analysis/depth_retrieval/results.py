@@ -9,14 +9,13 @@ from typing import Annotated
 import msgspec
 from matplotlib.figure import Figure
 from rich.console import Console
-from scipy import stats
 
 from resjax.base import Location, locations, terminal, typed_json
 from resjax.study.analysis import plots
 from resjax.study.analysis.depth_retrieval.task import Setup, System, Task, ceiling
+from resjax.study.statistics import t_quantile
 
 FILE_NAME = "results.json"
-LEVEL = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +91,7 @@ def half_width(values: Sequence[float]) -> float:
   """Returns half the width of Student's 95 % interval of a mean; 0 for one value."""
   if len(values) < 2:
     return 0.0
-  quantile = float(stats.t.ppf(0.5 + LEVEL / 2, len(values) - 1))
-  return quantile * statistics.stdev(values) / len(values) ** 0.5
+  return t_quantile(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
 
 
 def show(
