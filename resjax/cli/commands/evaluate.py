@@ -146,12 +146,9 @@ def _strides() -> list[int]:
 def _settings() -> dict[str, Any]:
   """Returns the flags of the command that were given."""
   given = flags.FLAGS.flags_by_module_dict()
-  names = [flag for module in given for flag in given[module] if _is_ours(module) and flag.present]
-  return {"flags": {flag.name: flag.value for flag in names}}
-
-
-def _is_ours(module: str) -> bool:
-  return module in ("resjax.cli.commands.evaluate", "resjax.cli.model_flags")
+  ours = ("resjax.cli.commands.evaluate", "resjax.cli.model_flags")
+  found = [flag for module in given if module in ours for flag in given[module] if flag.present]
+  return {"flags": {flag.name: flag.value for flag in found}}
 
 
 run = functools.partial(command.run, main)

@@ -200,14 +200,12 @@ def _patching(model: TrainedModel, folder: Location, console: Console) -> None:
       every=_EVERY.value,
       progress=functools.partial(status, "patching"),
     )
-  shares, words = found.recovered(found.patched), _words(model, clean)
+  shares, wholes = found.recovered(found.patched), found.recovered(found.patched_all)
+  words = _words(model, clean)
   table = terminal.Table("after", numbers=("all tokens", "best single token"))
   for row, name in enumerate(depth_positions.names(found.positions)):
-    whole, best = (
-      found.recovered(found.patched_all)[row],
-      int(np.argmax(np.nan_to_num(shares[row]))),
-    )
-    table.add_row(name, f"{whole:.3f}", f"{shares[row, best]:.3f} at {best} {words[best]!r}")
+    best = int(np.argmax(np.nan_to_num(shares[row])))
+    table.add_row(name, f"{wholes[row]:.3f}", f"{shares[row, best]:.3f} at {best} {words[best]!r}")
   console.print(table)
   names = _words(model, found.answers)
   terminal.say(
