@@ -19,13 +19,8 @@ METRICS_FILE = "metrics.jsonl"
 
 _MOST_BYTES = 1 << 29  # of a file that is read; a million records of a training step
 _MOST_OF_LINE = 1 << 20  # bytes
-_OF_NUMBERS = (
-  "train/",
-  "validation/",
-  "time/",
-  "memory/",
-  "goodput/",
-)  # the beginnings of names that others compute with
+# The beginnings of names that others compute with.
+_OF_NUMBERS = ("train/", "validation/", "time/", "memory/", "goodput/")
 
 Scalar = bool | int | float | str | None
 
