@@ -28,15 +28,15 @@ def forward(read: Read, operands: Operands) -> tuple[Array, Stats]:
 
   def measured(source: Array) -> tuple[tuple[Array, Array], None]:
     v = wide(source)
-    return (jnp.mean(v**2, axis=-1), jnp.sum(queries * v, axis=-1)), None
+    return (jnp.mean(v**2, axis=-1), jnp.sum(queries * v[None], axis=-1)), None
 
   squares, dots = each_source(measured, operands)[0]
   inverse_rms = jax.lax.rsqrt(squares + read.eps)
-  logits = jnp.where(_valid(operands), jnp.swapaxes(dots, 0, 1) * inverse_rms, -jnp.inf)
+  logits = jnp.where(_valid(operands)[None], jnp.swapaxes(dots, 0, 1) * inverse_rms[None], -jnp.inf)
   stats = Stats(inverse_rms, logits, jax.nn.logsumexp(logits, axis=1))
 
   def weighted(source: Array, p: Array) -> tuple[None, Array]:
-    return None, p[..., None] * wide(source)
+    return None, p[..., None] * wide(source)[None]
 
   _, out = each_source(weighted, operands, jnp.swapaxes(_weights(stats), 0, 1))
   return out.astype(operands.like.dtype), stats
@@ -60,20 +60,20 @@ def backward(
   queries, d_mixed, weights = _queries(operands), wide(d_out), _weights(stats)
 
   def scored(source: Array) -> tuple[Array, None]:
-    return jnp.sum(d_mixed * wide(source), axis=-1), None
+    return jnp.sum(d_mixed * wide(source)[None], axis=-1), None
 
   scores = jnp.swapaxes(each_source(scored, operands)[0], 0, 1)
   centre = jnp.sum(weights * scores, axis=1) - d_lse
   d_logits = weights * (scores - centre[:, None])
-  d_dots = d_logits * stats.inverse_rms
+  d_dots = d_logits * stats.inverse_rms[None]
   # A slot that does not count has weight 0 and logit -inf.
-  logits = jnp.where(_valid(operands), stats.logits, 0.0)
+  logits = jnp.where(_valid(operands)[None], stats.logits, 0.0)
   shrink = jnp.sum(d_dots * logits, axis=0) * stats.inverse_rms / queries.shape[-1]
 
   def pulled_back(source: Array, p: Array, d: Array, c: Array) -> tuple[Array, Array]:
     v, p, d = wide(source), p[..., None], d[..., None]
     of_reads = sum_of_products(p, d_mixed) + sum_of_products(d, queries)
-    return of_reads - c[..., None] * v, jnp.sum(d * v, axis=tuple(range(1, d.ndim - 1)))
+    return of_reads - c[..., None] * v, jnp.sum(d * v[None], axis=tuple(range(1, d.ndim - 1)))
 
   numbers = jnp.swapaxes(weights, 0, 1), jnp.swapaxes(d_dots, 0, 1), shrink
   return Cotangents(*add_to_cotangents(pulled_back, operands, d_sources, *numbers), None)
