@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from resjax.kernels.depth_attention import Sources, depth_attention, make_bank, store
 from resjax.kernels.depth_attention.operands import Operands, Read
@@ -156,6 +158,22 @@ def test_a_cpu_takes_the_slots_of_a_large_bank_in_turn(platform, in_turn):
   for tokens, large in ((16, False), (4096, True)):
     text = lowered(grad, jnp.ones((5, tokens, D)), platform=platform)
     assert ("stablehlo.while" in text) == (in_turn and large)
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_sources_in_turn_stay_split_over_devices(monkeypatch, manual):
+  monkeypatch.setattr(each_source, "_SMALL", 0)
+  query, gain, *_ = example(1)
+  bank = np.random.default_rng(1).normal(size=(5, 4, 6, D)).astype(np.float32)
+  grad = jax.grad(lambda bank: jnp.sum(banked(query, gain, bank, 3) ** 2))
+  want = grad(bank)
+  mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])
+  rows = P(None, "data")
+  with jax.set_mesh(mesh):
+    split = jax.shard_map(grad, in_specs=rows, out_specs=rows) if manual else grad
+    got = jax.jit(split)(jax.device_put(bank, NamedSharding(mesh, rows)))
+  assert got.sharding.spec[:2] == (None, "data")
+  assert_close(got, want, 1e-6)
 
 
 @pytest.mark.parametrize("traced", [False, True])
